@@ -87,7 +87,7 @@ def integrated_gradients(
     """
     check_count("steps", steps)
     if current_tape() is not None:
-        raise ValueError("integrated_gradients is called while gradients are recorded, expected a call by itself")
+        raise ValueError("integrated_gradients is called while a tape records, expected a call outside of it")
     window, arrays = _row(classifier, inputs, options)
     names = classifier.id2label
     if label is not None and label not in names.values():

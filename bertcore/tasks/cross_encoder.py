@@ -67,7 +67,7 @@ class CrossEncoder(Encoder):
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
         max_length: length that pairs are cut to, in tokens.
-        activation_fn: the present function.
+        activation_fn: the current function.
         model, tokenizer, scores: the parts; `scores` computes the logits of texts and pairs.
 
     Raises:
@@ -115,7 +115,7 @@ class CrossEncoder(Encoder):
 
     @property
     def activation_fn(self) -> Any:
-        """The present function as it was given; for a name, PyTorch's module if PyTorch is loaded, else the name."""
+        """The current function as it was given; for a name, PyTorch's module if PyTorch is loaded, else the name."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._activation, str):
             return self._activation
@@ -317,7 +317,7 @@ class CrossEncoder(Encoder):
 
 
 def _model_folder(folder: Path, is_start: bool) -> Path:
-    """Return the folder of config.json: `folder`, or that of its only module (its first, for a new model)."""
+    """Return the folder of config.json: `folder`, or the folder of its only module (the first, for a new model)."""
     modules = read_modules(folder)
     if modules is None:
         return folder

@@ -54,7 +54,7 @@ def _take_peers_arguments(args: tuple[Any, ...], given: dict[str, Any]) -> None:
     kwargs = dict(given.pop(named) or {}) if named else {}
     dtypes = [kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs]
     if kwargs:
-        raise TypeError(f"{named} has {', '.join(map(repr, kwargs))}, expected dtype alone")
+        raise TypeError(f"{named} has {', '.join(map(repr, kwargs))}, expected only dtype")
     if dtypes:
         if given.get("dtype") is not None:
             raise TypeError(f"dtype and {named} with a dtype are both given, expected one")
@@ -123,7 +123,7 @@ class Encoder:
     Args:
         model_name_or_path: folder of the model, or its id on the Hugging Face hub ("ORGANISATION/NAME").
         kind: name of the expected content of the folder, for errors.
-        options: device: "cpu" or "cuda", where calls compute; by default the backend in force.
+        options: device: "cpu" or "cuda", where calls compute; by default the active backend decides.
             prompts: texts to put before an input, by name; by default as published.
             default_prompt_name: the name of the prompt for calls that do not choose one.
             cache_folder, revision, token, local_files_only: for an id on the hub, as in `checkpoint.resolve`.

@@ -255,7 +255,7 @@ class GLiNER(Extractor):
         sets, marks = label_sets(labels, texts), (self.model.gliner.ent_token, self.model.gliner.sep_token)
         for prompt in {prompt for some in sets for prompt in some.values()}:
             if any(mark in prompt for mark in marks):
-                raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, the model's marks")
+                raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
         return sets if is_for_each(labels) else repeat(sets[0])
 
     def _above(self, rows: Sequence[PromptedText], threshold: float) -> list[list[Found]]:

@@ -192,9 +192,9 @@ class Schema:
             threshold: the minimum score; by default the call's.
         """
         if not self.parts or self.parts[-1].kind != "records":
-            raise ValueError("field is called without a structure before it")
+            raise ValueError("field is called before any structure, expected a call of structure first")
         if name in self.parts[-1].fields:
-            raise ValueError(f"field {name!r} is there already, expected another name")
+            raise ValueError(f"field {name!r} exists already, expected another name")
         options = tuple(_names("choices", choices or ()))
         made = {**_fields("name", [name]), name: Field(dtype, threshold, options, description)}
         _check_marks(name, description or "", *options)

@@ -181,7 +181,7 @@ def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dic
 
 
 def _check_links(source: Path, folders: Iterable[Path]) -> None:
-    """Refuse links out of the model's folder, except into the blobs of the Hugging Face cache."""
+    """Raise ValueError for links out of the model's folder, except into the blobs of the Hugging Face cache."""
     allowed = [source.resolve()]
     if allowed[0].parent.name == "snapshots":
         allowed.append(allowed[0].parent.parent / "blobs")

@@ -110,7 +110,7 @@ def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.nd
             )
         if calibration is None and len(source) < FEW:
             warn_caller(
-                f"the ranges come from {len(source)} embeddings, and those of other calls are not comparable: give "
+                f"the ranges come from only {len(source)} embeddings, and differ from those of other calls: give "
                 "ranges, or calibration_embeddings"
             )
         ranges = np.stack([source.min(axis=0), source.max(axis=0)])

@@ -150,7 +150,7 @@ def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n,) of the query and the document at the same index; as `maxsim`."""
     queries, documents = token_vectors("a", a), token_vectors("b", b)
     if len(queries) != len(documents):
-        raise ValueError(f"a has {len(queries)} texts, b {len(documents)}, expected as many")
+        raise ValueError(f"a has {len(queries)} texts, b {len(documents)}, expected the same number")
     found = [_scores([query], [document])[0, 0] for query, document in zip(queries, documents, strict=True)]
     counts = [max(len(query), 1) if length_normalize else 1 for query in queries]
     return np.array(found, np.float32) / np.array(counts, np.float32)
@@ -179,7 +179,7 @@ def _scores(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarra
     if not queries or not documents:
         return np.zeros((len(queries), len(documents)), np.float32)
     if queries[0].shape[1] != documents[0].shape[1]:
-        raise ValueError(f"a has vectors of {queries[0].shape[1]}, b of {documents[0].shape[1]}, expected as many")
+        raise ValueError(f"a has vectors of {queries[0].shape[1]}, b of {documents[0].shape[1]}, expected equal")
     given = []
     for texts in (queries, documents):
         offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)

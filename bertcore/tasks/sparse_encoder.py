@@ -278,7 +278,7 @@ class SparseEncoder(PromptedReader):
         if self.routes is None:
             checks.choice("task", task, (None, "query", "document"))
         if how.cutting.reads_all and self.settings.is_static:
-            raise ValueError("truncation is 'chunk', and token weights have no windows: max_seq_length can be any")
+            raise ValueError("truncation is 'chunk', but token weights need no windows: max_seq_length is not limited")
         dense = self.settings.dense
         skipped = 0 if dense is None or dense.include_prompt else prompt_tokens(self, how.prompt)
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)

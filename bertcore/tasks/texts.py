@@ -147,7 +147,7 @@ def check_words(name: str, value: Any) -> None:
 
 
 def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
-    """Return the lines of UTF-8 bytes, without their ends (LF or CRLF); ValueError names a line that is not UTF-8.
+    """Yield the lines of UTF-8 bytes without their ends (LF or CRLF). Raises ValueError for a line that is not UTF-8.
 
     `first` is the number of the first line, for a stream that does not begin with the file.
     """
@@ -275,11 +275,11 @@ PATIENCE = 2.0
 
 
 def progress_bar(total: int | None, wanted: bool | None) -> AbstractContextManager[Callable[[int], object]]:
-    """Return a block that gives a function to call with the number of texts just completed.
+    """Return a context whose value is a function to call with the number of texts just completed.
 
     Args:
         total: the number of texts; None if it is unknown.
-        wanted: True shows a bar at once, False none, None one on a terminal if the work takes long.
+        wanted: True shows a bar at once, False shows none, None shows one on a terminal if the work takes long.
     """
     if wanted is not None:
         wanted = checks.boolean("show_progress_bar", wanted)

@@ -63,7 +63,7 @@ def test_a_late_encoder_learns_to_rank(task, tmp_path, capsys):
     [
         ("zero-shot-ner", {"text": "a", "spans": []}, [], "has no entities in 'spans'"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 9, "x"]]}, [], "spans[0] is [0, 9]"),
-        ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "<<SEP>>"]]}, [], "the model's marks"),
+        ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "<<SEP>>"]]}, [], "its marker tokens"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x " * 99]]}, [], "labels have more than the 64 tokens"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x"]]}, ["--lora", "2"], "--max-length or --lora is given"),
         ("zero-shot-ner", {"text": "a", "spans": []}, ["--text", "x"], "--text is for --task sequence, "),

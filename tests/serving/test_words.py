@@ -70,7 +70,7 @@ def test_entities_of_labels(client, folders, options):
     ({"labels": [" "]}, 422, "labels has an empty label"),
     ({"labels": "a"}, 422, "labels is 'a', expected a list of at most 100 labels"),
     ({"labels": ["a", 3]}, 422, "labels[1] is 3, expected a string of at most 200 characters"),
-    ({"labels": ["a<<SEP>>"]}, 422, "the model's marks"),
+    ({"labels": ["a<<SEP>>"]}, 422, "its marker tokens"),
     ({"labels": ["a" * 201]}, 422, "labels[0] is 'aaa"),
     ({"labels": ["a"] * 10_000}, 422, "labels is a list of 10000, expected a list of at most 100"),
     ({"labels": [f"a {number}" for number in range(100)]}, 422, "labels have more than the 64 tokens"),

@@ -210,7 +210,7 @@ TWO = ["a", "b"]
     (TypeError, "duplicates_dict is 'x'", "ParaphraseMining", ({"a": "b"},), {"duplicates_dict": "x"}),
     (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
     (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
-    (ValueError, "labels has other numbers than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
+    (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
     (TypeError, "sentences1 is str", "BinaryClassification", ("ab", TWO, [1, 0]), {}),
     (ValueError, "anchors has 0", "Triplet", ([], [], []), {}),
     (ValueError, "margin has cosin", "Triplet", (TWO, TWO, TWO), {"margin": {"cosin": 1}}),

@@ -148,7 +148,7 @@ class BinaryClassificationEvaluator(Evaluator):
         self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
         numbers = _numbers("labels", labels, len(self.sentences1))
         if not np.isin(numbers, (0, 1)).all():
-            raise ValueError("labels has other numbers than 0 and 1, expected 1 for similar pairs and 0 for others")
+            raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
         self.similarity_fn_names = _similarities(similarity_fn_names, None)
 

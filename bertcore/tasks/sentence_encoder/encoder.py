@@ -446,9 +446,9 @@ def checked_options(
     before, settings = encoder.prompt(prompt, prompt_name), encoder.settings
     cutting = Cutting(truncation, encoder.cut_length(processing_kwargs), stride)
     if cutting.reads_all and before and not settings.include_prompt:
-        raise ValueError("truncation is 'chunk', and this encoder does not pool its prompt, which one window has")
+        raise ValueError("truncation is 'chunk', expected another value: this encoder does not pool its prompt")
     if cutting.reads_all and settings.is_static:
-        raise ValueError("truncation is 'chunk', and static embeddings have no windows: max_seq_length can be any")
+        raise ValueError("truncation is 'chunk', but static embeddings need no windows: max_seq_length is not limited")
     return Options(
         prompt=before,
         skipped=0 if settings.include_prompt else prompt_tokens(encoder, before),

@@ -182,7 +182,7 @@ def test_refused_searches(encoder):
     refuses(TypeError, "embeddings is str", encoder.similarity, "cat", table)
     refuses(ValueError, "task is 'sts', expected one of query, document", encoder.encode, "cat", task="sts")
     chunk = {"truncation": "chunk"}
-    refuses(ValueError, "token weights have no windows", encoder.encode_query, "cat", **chunk)
+    refuses(ValueError, "token weights need no windows", encoder.encode_query, "cat", **chunk)
     row = SparseRow(np.array([TOKENS], np.int32), np.ones(1, np.float32))
     refuses(ValueError, f"the index {TOKENS}, expected 0 to {TOKENS - 1}", encoder.similarity, [row], [row])
 
