@@ -1,13 +1,13 @@
-"""Find the answers to real questions: all-MiniLM-L6-v2, its int8, its static and its late-interaction child.
+"""Find the answers to real questions with all-MiniLM-L6-v2, its int8 form, and static and late-interaction children.
 
     python examples/answers.py [--seconds 600] [--seed 0] [--json FILE]
 
 Two tasks. Python's documentation: the 171 frequently asked questions should find their own answers among all sections
-of the documentation. Package descriptions: the short descriptions of packages that no training has seen should find
-their long ones. The late-interaction child learns from the other packages' descriptions, by in-batch negatives, and
-keeps a vector of 128 numbers for each token. To separate the effect of training from that of the architecture, the same
-training is given to a copy of the model itself. The static child is made of the model's vocabulary alone, and needs no
-training. A seed decides which packages are held out and the order of training.
+of the documentation. Package descriptions: the short descriptions of packages held out from training should find their
+long ones. The late-interaction child learns from the other packages' descriptions, with in-batch negatives, and keeps a
+vector of 128 numbers for each token. To separate the effects of training and architecture, a copy of the model itself
+gets the same training. The static child is made only from the model's vocabulary, without training. A seed decides
+which packages are held out and the order of training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pairs = list[tuple[str, str]]
 
 
 def asked_questions() -> InformationRetrievalEvaluator:
-    """Return the questions of Python's documentation, whose own answers are to be found among all its sections."""
+    """Return the questions of Python's documentation, which should find their own answers among all its sections."""
     corpus, queries = {}, {}
     for number, (page, title, text) in enumerate(documentation_sections()):
         is_question = page.startswith("faq/") and title.endswith("?")
@@ -46,7 +46,7 @@ def asked_questions() -> InformationRetrievalEvaluator:
 
 
 def described_packages(seed: int) -> tuple[InformationRetrievalEvaluator, Pairs]:
-    """Return held-out packages, and the pairs of the others; packages whose names begin alike stay together."""
+    """Return held-out packages, and the other packages' pairs; packages with similar names stay together."""
     by_family = sorted(package_descriptions(), key=lambda each: crc32(f"{seed} {each[0].split('-')[0]}".encode()))
     held_out, pairs = by_family[:HELD_OUT], [(short, long) for _, short, long in by_family[HELD_OUT:]]
     queries, corpus = ({name: each[i] for name, *each in held_out} for i in (0, 1))
@@ -82,7 +82,7 @@ def trained_dense(folder: Path, pairs: Pairs, out: Path, given: Any) -> Sentence
 
 
 def encoders(pairs: Pairs, given: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the encoders, each made when it is its turn."""
+    """Yield the encoders, each made when it is needed."""
     folder, out = demo_model_folder(), given.out / str(given.seed)
     yield "float32", SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     yield "int8", SentenceEncoder(folder, max_seq_length=MAX_LENGTH, dtype="int8")

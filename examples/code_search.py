@@ -1,11 +1,11 @@
-"""Train a small sentence encoder from scratch, by in-batch negatives, to find the code of a docstring.
+"""Train a small sentence encoder from scratch, with in-batch negatives, to find the code of a docstring.
 
     python examples/code_search.py [--seconds 120] [--mlm-seconds 120] [--seed 0] [--json FILE] [--code FOLDER]
 
 The pairs are functions of the standard library, or of your own folder, and the first paragraphs of their docstrings.
-An eighth of the modules is held out: each docstring should find its own function among all of theirs. The baseline is
-TF-IDF of words and parts of names. With --mlm-seconds the encoder first learns masked words of the same texts (as
-CodeBERT did: Feng et al. 2020, arXiv:2002.08155).
+An eighth of the modules is held out: each of their docstrings should find its own function among all of them. The
+baseline is TF-IDF of words and parts of names. With --mlm-seconds the encoder first learns masked words of the same
+texts (as CodeBERT did: Feng et al. 2020, arXiv:2002.08155).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def learn_words(pairs: list[dict[str, str]], tokenizer: Any, seconds: float, see
 
 
 def search(folder: Path, pairs: list[dict[str, str]]) -> Found:
-    """Let docstrings find code by the vectors of the encoder in a folder."""
+    """Search code with docstrings, by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return found(*(encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0]))
 
 
 def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -> Found:
-    """Do the same by TF-IDF."""
+    """Search in the same way with TF-IDF."""
     words = TfidfVectorizer(token_pattern=NAMES, sublinear_tf=True).fit(
         text for pair in learnt for text in pair.values()
     )
@@ -58,7 +58,7 @@ def search_by_words(learnt: list[dict[str, str]], pairs: list[dict[str, str]]) -
 
 def main() -> None:
     parser = options(__doc__, seconds=120, out="code-search")
-    parser.add_argument("--mlm-seconds", type=float, default=0, help="of masked words first (default: 0)")
+    parser.add_argument("--mlm-seconds", type=float, default=0, help="of training on masked words first (default: 0)")
     parser.add_argument("--code", type=Path, help="a folder of Python files (default: the standard library)")
     given = parser.parse_args()
 

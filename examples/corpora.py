@@ -2,12 +2,12 @@
 
     python examples/corpora.py          # fetch all, and print their sizes
 
-Package descriptions: the short and long descriptions of Debian's packages, as apt fetches them (a Debian system, any
-user), and what volunteers made of them in other languages. Film snippets: sentences of film reviews with the mean of 20
-people's scores, from -4 to 4, published with VADER (Hutto and Gilbert 2014) in the PyPI package vaderSentiment 0.5.
-Docstrings: functions of the standard library of the Python that runs. Mentions: Python's documentation, of Debian's
-package python3.11-doc, and the functions, classes, modules, ... that its sources link to; and its sections:
-those of the frequently asked questions are questions with their answers.
+Package descriptions: the short and long descriptions of Debian's packages, as apt fetches them (on a Debian system, as
+any user), and volunteers' translations. Film snippets: sentences of film reviews with the mean of 20 people's scores,
+from -4 to 4, published with VADER (Hutto and Gilbert 2014) in the PyPI package vaderSentiment 0.5. Docstrings:
+functions of the running Python's standard library. Mentions: Python's documentation, from Debian's package
+python3.11-doc, and the functions, classes, modules, ... that its sources link to. Sections: those of its frequently
+asked questions are questions with their answers.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _documented(file: Path) -> Iterator[tuple[str, str]]:
 def documented_mentions() -> list[dict[str, Any]]:
     """Return {"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation with a link.
 
-    A span has the characters of a link, an entity its target as the page names it ("len", "os.path.join").
+    A span is the characters of a link, an entity its target as named on the page ("len", "os.path.join").
     """
     found = []
     for page, source in _documentation_pages():
@@ -139,7 +139,7 @@ def documented_mentions() -> list[dict[str, Any]]:
 
 
 def documentation_sections() -> list[tuple[str, str, str]]:
-    """Return (page, title, text) of each section of Python's documentation that has text of its own."""
+    """Return (page, title, text) of each section of Python's documentation that has its own text."""
     found = []
     for page, source in _documentation_pages():
         title, lines = "", []
@@ -154,7 +154,7 @@ def documentation_sections() -> list[tuple[str, str, str]]:
 
 
 def _plain(lines: list[str]) -> str:
-    """Return the paragraphs of a section without markup, one a line."""
+    """Return the paragraphs of a section without markup, one per line."""
     paragraphs = [part for part in "\n".join(lines).split("\n\n") if not part.lstrip().startswith(MARKUP)]
     texts = (re.sub(r"`([^`<]+?)(?: ?<[^`>]+>)?`_*", r"\1", _linked(part)["text"]).strip() for part in paragraphs)
     return "\n".join(filter(None, texts))
@@ -175,7 +175,7 @@ def _documentation_pages() -> Iterator[tuple[str, str]]:
 
 
 def sentences() -> Iterator[str]:
-    """Yield different sentences and lines of prose of at least four words, as long as there are some.
+    """Yield distinct sentences and lines of prose of at least four words, until the sources end.
 
     They come from Python's documentation, the long package descriptions, their translations, and docstrings and
     comments of the standard library and of installed packages.

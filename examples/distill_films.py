@@ -1,10 +1,10 @@
-"""Distil the classifier of film snippets into 3 layers, and compare the terms that a student can learn from.
+"""Distil the classifier of film snippets into 3 layers, and compare the loss terms that a student can learn from.
 
     python examples/finetune_films.py                       # the teacher, once
     python examples/distill_films.py [--seconds 120] [--seed 0] [--json FILE]    # for each student
 
-Every student begins with the same layers of the teacher and learns for the same seconds from the same sentences: from
-their labels alone, or also from the teacher, by one term or by all of them.
+Every student starts with the same layers of the teacher and learns for the same time from the same sentences: only from
+their labels, or also from the teacher, with one term or with all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bertcore.training.objectives import (
     Supervised,
 )
 
-# Weights bring the terms to about the size of the labels' loss; `Distillation.losses` has the unweighted values.
+# Weights scale the terms to about the size of the labels' loss; `Distillation.losses` has the unweighted values.
 TERMS = {
     "soft targets, T = 2": [SoftTargets()],
     "cosine of the last hidden states": [HiddenCosine()],
@@ -44,7 +44,7 @@ TERMS = {
     ],
 }
 TERMS["all of them"] = [SoftTargets(), HiddenCosine(), Relations(), HiddenStates(), AttentionScores(weight=0.1)]
-TIMED = 5  # passes; the speed is that of the median
+TIMED = 5  # passes; speed is their median
 
 
 def settings(given: argparse.Namespace, **more: Any) -> TrainingArguments:

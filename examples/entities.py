@@ -3,9 +3,9 @@
     python examples/entities.py [--seconds 360] [--seed 0] [--share 0.15] [--samples 512] [--json FILE]
 
 An entity is the target of a link, as the page names it: "len", "os.path.join", "bytes-like object" (Yamada et al. 2020,
-arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper the words of a masked
+arXiv:2010.01057, took the links of Wikipedia). A tenth of the pages is held out. As in the paper, the words of a masked
 entity stay in the text, and most of them reveal it: one baseline is the most frequent entity, the other the entity that
-these words most often stood for in training. The figure is also given with these words masked, too.
+these words most often named in training. Accuracy is also reported with these words masked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def make_tokenizer(records: list[dict[str, Any]], folder: Path) -> Any:
 
 
 def entity_counts(examples: list[dict[str, Any]]) -> tuple[Counts, dict[tuple[int, ...], Counts]]:
-    """Count the mentions of each known entity: in all, and by each sequence of tokens."""
+    """Count the mentions of each known entity, in total and by their tokens."""
     counts: Counts = Counter()
     by_words: dict[tuple[int, ...], Counts] = {}
     for example in examples:
@@ -90,7 +90,7 @@ def masked_mentions(examples: list[dict], batches: list[dict[str, np.ndarray]]) 
 
 
 def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[str, np.ndarray]]) -> dict[str, float]:
-    """Return the accuracy of counts: the most frequent word and entity, and the usual entity of the mention's words."""
+    """Return the accuracy of the most frequent word, the most frequent entity and a mention's usual entity."""
     counts, by_words = entity_counts(learnt)
     words = Counter(word for example in learnt for word in example["input_ids"][1:-1])
     often = counts.most_common(1)[0][0]
@@ -106,7 +106,7 @@ def trivial_shares(learnt: list[dict], held_out: list[dict], batches: list[dict[
 
 def main() -> None:
     parser = options(__doc__, seconds=360, out="entities")
-    parser.add_argument("--share", type=float, default=0.15, help="of the entities that are masked (default: 0.15)")
+    parser.add_argument("--share", type=float, default=0.15, help="of entities to mask (default: 0.15)")
     parser.add_argument("--samples", type=count, help="entities drawn for each batch's loss (default: all entities)")
     given = parser.parse_args()
     records = documented_mentions()
@@ -121,7 +121,7 @@ def main() -> None:
     sizes = {"vocab_size": len(tokenizer), "entity_vocab_size": len(tokenizer.entity_vocab)}
     config = {**CONFIG, **sizes, "pad_token_id": tokenizer.pad_token_id}
     model = AutoModelForMaskedLM.from_config(config, seed=given.seed)
-    # With a rate of 1e-3 the first minutes end at the most frequent word.
+    # With a rate of 1e-3, the model predicts only the most frequent word after the first minutes.
     args = arguments(folder, given.seconds, given.seed, 5e-4, per_device_train_batch_size=8)
     print(f"{len(learnt):,} texts to learn from, {len(held_out):,} held out, {sizes['entity_vocab_size']:,} entities")
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)

@@ -30,7 +30,7 @@ def labelled_films(split: int = 0) -> tuple[list[tuple[str, list[float]]], list[
     """Return (sentence, probabilities of bad and good) to train on, and held-out (sentence, 1 for good), by `split`."""
     films = film_snippets()
     clear = [film for film in films if abs(film[1]) > 0.5]
-    order = np.random.default_rng(split).permutation(len(clear))  # the file has good ones first
+    order = np.random.default_rng(split).permutation(len(clear))  # the file starts with good ones
     clear = [clear[index] for index in order]
     train = clear[:-HELD_OUT] + [film for film in films if abs(film[1]) <= 0.5]
     return [(text, probabilities(score)) for text, score in train], [
@@ -45,12 +45,12 @@ def probabilities(score: float) -> list[float]:
 
 
 def as_tokens(tokenizer: Any, labelled: list[tuple[str, Any]]) -> list[dict[str, Any]]:
-    """Make examples of labelled sentences, of at most 64 tokens."""
+    """Make examples from labelled sentences, of at most 64 tokens."""
     return [{**tokenizer(text, truncation=True, max_length=64), "label": label} for text, label in labelled]
 
 
 def tfidf_accuracy(train: list[tuple[str, list[float]]], held_out: list[tuple[str, int]]) -> float:
-    """Return the accuracy of logistic regression on words and pairs of words, with the likelier labels."""
+    """Return the accuracy of logistic regression on words and pairs of words, trained on the likelier labels."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -76,7 +76,7 @@ def main() -> None:
     model = AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=2, problem_type="single_label_classification"
     )
-    for parameter in model.parameters():  # half of all parameters: freezing them saves time
+    for parameter in model.parameters():  # embeddings are half of all parameters: freezing them saves time
         parameter.is_frozen = parameter.names[0].endswith("word_embeddings.weight")
     args = TrainingArguments(
         output_dir=given.out,

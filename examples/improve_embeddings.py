@@ -1,9 +1,9 @@
-"""Train all-MiniLM-L6-v2 to match short and long package descriptions, by in-batch negatives.
+"""Train all-MiniLM-L6-v2 to match short and long package descriptions, with in-batch negatives.
 
     python examples/improve_embeddings.py [--seconds 240] [--out packages]
 
-Packages whose names begin alike stay together, so that none of the 2,000 held-out packages is related to a training
-pair. The figure, before and after, is the share of short descriptions that rank their own long one first of the 2,000.
+Packages with similar names stay together, so that none of the 2,000 held-out packages is related to a training pair.
+The accuracy, before and after, is the share of short descriptions that rank their own long one first among the 2,000.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELD_OUT, MAX_LENGTH = 2000, 64
 
 
 def search(folder: Path, pairs: list[dict]) -> Found:
-    """Let short descriptions find their long ones by the vectors of the encoder in a folder."""
+    """Search long descriptions with short ones, by the vectors of the encoder in a folder."""
     encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
     return found(*(encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0]))
 

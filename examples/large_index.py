@@ -1,11 +1,11 @@
-"""Keep a large index of real sentences, and compare its precisions: size, memory, seconds, recall.
+"""Build a large index of real sentences, and compare its precisions: size, memory, seconds, recall.
 
     python examples/large_index.py [--texts 50000] [--model demo] [--out vectors] [--json FILE]
 
-A million sentences take about an hour of two cores to embed with all-MiniLM-L6-v2, once: the float32 index in the
-folder of --out is used again if it has as many texts. The queries are short package descriptions, which are not in the
-corpus. Recall is the share of the ten nearest by float32 that an index finds. Each index is opened and searched by a
-process of its own; its memory is what that takes beside the mapped files, whose pages the system may drop.
+Embedding a million sentences with all-MiniLM-L6-v2 takes about an hour on two cores, once: the float32 index in the
+folder --out is reused if it has as many texts. The queries are short package descriptions, which are not in the corpus.
+Recall is the share of the ten nearest texts in float32 that an index finds. Each index is opened and searched in its
+own process; its memory excludes mapped files, whose pages the system may drop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FORMS = {  # precision, rescore_precision
 
 
 def embedded(folder: Path, encoder: SentenceEncoder, texts: int) -> tuple[VectorIndex, float]:
-    """Return the float32 index of so many sentences, and the seconds that it took: 0 if it was there."""
+    """Return the float32 index of this many sentences, and the seconds it took, 0 if it existed."""
     if folder.exists():
         index = VectorIndex(folder)
         if len(index) == texts:
@@ -50,13 +50,13 @@ def embedded(folder: Path, encoder: SentenceEncoder, texts: int) -> tuple[Vector
 
 
 def memory_in_mib() -> float:
-    """Return the memory of this process beside mapped files."""
+    """Return the memory of this process without mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
 
 
 def searched(folder: Path, queries: np.ndarray) -> dict[str, Any]:
-    """Open an index, and return what it finds, its memory, and the seconds of one query and of many."""
+    """Open an index, and return its results, its memory, and the seconds of one query and of many."""
     before = memory_in_mib()
     index = VectorIndex(folder)
     index.search(queries[:2], TOP)  # compiles, and reads the files once
@@ -74,7 +74,7 @@ def searched(folder: Path, queries: np.ndarray) -> dict[str, Any]:
 
 
 def compared(index: VectorIndex, queries: np.ndarray, out: Path) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the name and the figures of each form of an index; folders are removed as soon as they are measured."""
+    """Yield the name and the measurements of each form of an index; folders are removed once measured."""
     expected: list[list[int]] | None = None
     for name, (precision, rescore_precision) in FORMS.items():
         folder, seconds = index.folder, 0.0

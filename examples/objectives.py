@@ -1,13 +1,14 @@
 """Compare pretraining objectives on one corpus, with one budget and one model size.
 
     python examples/objectives.py [--seconds 100 | --steps 2000] [--seed 0] [--only mlm rtd] [--json FILE]
-    python examples/spread.py FILE --plot curves.png        # of several seeds
+    python examples/spread.py FILE --plot curves.png        # for several seeds
 
-Each objective trains a model of Mini-BERT's size on package descriptions. Its own figure is measured on 1,000 held-out
-texts, with a trivial guess: the most frequent word or class; for replaced tokens, measured by average precision, a
-random order. The probe is the same for all: logistic regression on the mean of the last hidden states predicts the 20
-largest sections, with TF-IDF and random weights as baselines. "mlm+nsp" and "mlm+sop, own layers" learn from pairs of
-the same texts in encoders of the same size: one predicts whether segments belong together, the other their order.
+Each objective trains a model of Mini-BERT's size on package descriptions. Its own metric is measured on 1,000 held-out
+texts and compared with a trivial guess: the most frequent word or class, or, for the average precision of replaced
+tokens, a random order. The probe is the same for all: logistic regression on the mean of the last hidden states
+predicts the 20 largest sections, with TF-IDF and random weights as baselines. "mlm+nsp" and "mlm+sop, own layers" learn
+from pairs of the same texts in encoders of the same size: one predicts whether segments belong together, the other
+their order.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from bertcore.training.objectives import (
 )
 
 HELD_OUT, MAX_LENGTH, WORDS, SECTIONS, PROBED = 1000, 64, 8192, 20, 8000
-NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # no text is seen often
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # no text is read often
 BERT = {**preset_config("mini-bert"), **NO_DROPOUT}
 WIDTH = BERT["hidden_size"]
 ALBERT = {**BERT, "model_type": "albert", "embedding_size": WIDTH, "classifier_dropout_prob": 0.0}
@@ -57,7 +58,7 @@ XLNET = {
 
 
 class Way(NamedTuple):
-    """An objective, its model, its figure, its learning rate, and options of its model."""
+    """An objective, its model, metric and learning rate, and options of its model."""
 
     objective: Objective
     config: dict[str, Any]
@@ -70,7 +71,7 @@ WAYS = {
     "mlm, static": Way(MaskedLM(Masking(is_static=True)), BERT),
     "mlm": Way(MaskedLM(), BERT),
     "mlm+nsp": Way(MaskedLM() + NextSentence(), BERT, "pair_accuracy"),
-    "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),  # its layers share their weights
+    "mlm+sop": Way(MaskedLM() + SentenceOrder(), ALBERT, "pair_accuracy"),  # ALBERT's layers share their weights
     "mlm+sop, own layers": Way(MaskedLM() + SentenceOrder(), ALBERT_OWN_LAYERS, "pair_accuracy"),
     # With a rate of 1e-3, some seeds learn nothing.
     "rtd": Way(ReplacedToken(), ELECTRA, "replaced_precision", 5e-4, {"embeddings": "gradient_disentangled"}),
@@ -81,7 +82,7 @@ WAYS = {
 
 
 def run(way: Way, texts: list[str], tokenizer: Any, given: Namespace, folder: Path) -> dict[str, Any]:
-    """Train, save the encoder in the folder, and return the figures."""
+    """Train, save the encoder in the folder, and return the results."""
     seed = given.seed
     kind = getattr(bertcore, way.objective.model_class)
     model = kind.from_config({**way.config, "pad_token_id": tokenizer.pad_token_id}, seed=seed, **way.options)
@@ -90,7 +91,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, given: Namespace, folder: Pa
         list(way.objective.examples(Documents(some, language=language), tokenizer, max_length=MAX_LENGTH, seed=seed))
         for some in (records[:HELD_OUT], records[HELD_OUT:])
     )
-    # With batches of 32, 100 s on one core end at the most frequent word.
+    # With batches of 32, the model predicts only the most frequent word after 100 s on one core.
     sizes = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 64}
     by_steps = {} if given.steps is None else {"max_steps": given.steps, "max_seconds": None}
     args = arguments(folder, given.seconds, seed, way.learning_rate, **sizes, **by_steps)
@@ -117,7 +118,7 @@ def run(way: Way, texts: list[str], tokenizer: Any, given: Namespace, folder: Pa
 
 
 def encoder_of(folder: Path) -> Path:
-    """Return the folder of the encoder in the folder of a run."""
+    """Return the encoder's folder in the folder of a run."""
     return folder / "discriminator" if (folder / "discriminator").is_dir() else folder
 
 
@@ -153,7 +154,7 @@ def random_encoder(tokenizer: Any, seed: int, folder: Path) -> Path:
 
 def main() -> None:
     parser = options(__doc__, seconds=100, out="objectives")
-    parser.add_argument("--steps", type=count, help="of each training run, in place of seconds")
+    parser.add_argument("--steps", type=count, help="steps of each training run, in place of seconds")
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
     given = parser.parse_args()
 

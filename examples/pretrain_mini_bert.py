@@ -2,8 +2,8 @@
 
     python examples/pretrain_mini_bert.py [--seconds 600] [--out mini-bert]
 
-The vocabulary is learnt from the training texts; 1,000 of the 60,000 texts are held out. The baseline of the masked
-accuracy and the loss are word frequencies: the share of the most frequent word, and the cross entropy.
+The vocabulary is learnt from the training texts; 1,000 of the 60,000 texts are held out. The baselines of masked
+accuracy and loss come from word frequencies: the share of the most frequent word, and the cross entropy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     held_out = list(objective.examples(documents[:HELD_OUT], tokenizer, max_length=MAX_LENGTH))
     examples = list(objective.examples(documents[HELD_OUT:], tokenizer, max_length=MAX_LENGTH))
 
-    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # no text is seen often
+    without_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}  # no text is read often
     model = AutoModelForMaskedLM.from_config({**preset_config("mini-bert"), **without_dropout})
     args = TrainingArguments(
         output_dir=given.out,

@@ -1,4 +1,4 @@
-"""Retrieval: vectors of one kind of text find vectors of another."""
+"""Retrieval between the vectors of two kinds of texts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Found(NamedTuple):
 
 
 def found(queries: np.ndarray, candidates: np.ndarray) -> Found:
-    """Let query i find candidate i by the largest dot product; equally near candidates share their ranks.
+    """Search candidate i with query i, by the largest dot product; equally near candidates share their ranks.
 
     queries and candidates are (texts, dim), normalized; arrays or sparse matrices.
     """

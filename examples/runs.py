@@ -20,7 +20,7 @@ from bertcore.training import Trainer, TrainingArguments
 def options(description: str, *, seconds: float, out: str) -> argparse.ArgumentParser:
     """Return the parser of an example, with the common options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=seconds, help="of each training run (default: %(default)g)")
+    parser.add_argument("--seconds", type=float, default=seconds, help="time of each training (default: %(default)g)")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights, order and masks (default: 0)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line for each run, for spread.py")
     parser.add_argument("--texts", type=count, help="the number of texts (default: all)")
@@ -42,7 +42,7 @@ def arguments(folder: Path, seconds: float, seed: int, learning_rate: float, **m
 
 
 def report(given: argparse.Namespace, run: str, *, curve: list[tuple[float, float]] = (), **figures: Any) -> None:
-    """Print the figures of a run, and append them to the file of --json."""
+    """Print the results of a run, and append them to the file of --json."""
     print(f"{run}, seed {given.seed}: " + ", ".join(f"{name} {shown(figures[name])}" for name in figures), flush=True)
     if given.json is not None:
         line = json.dumps({"run": run, "seed": given.seed, **figures, "curve": list(curve)})

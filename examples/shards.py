@@ -1,11 +1,10 @@
-"""Embed a corpus by the workers of Ray Data, keep it in shards of an index, and search all of them.
+"""Embed a corpus with Ray Data's workers, store it in shards of an index, and search all of them.
 
     python examples/shards.py [--texts 2000] [--workers 2] [--rows 600] [--out shards]
 
-The corpus is in files of JSON lines. Actors embed it, and tasks write a shard, an index of its own, of every 600 rows;
-both run on whatever machines Ray has, if they share the folder. A query goes to all shards at once, and their best
-results are merged: they are those of one index. A shard appears whole or not at all, so that a task that Ray repeats
-after a failure does no harm.
+The corpus is in files of JSON lines. Actors embed it, and tasks write each 600 rows as a shard, an index of its own;
+both run on any of Ray's machines that share the folder. A query searches all shards at once; their merged results equal
+those of one index. A shard appears whole or not at all, so that Ray can safely repeat a task after a failure.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def write_corpus(folder: Path, texts: list[str]) -> list[str]:
 
 
 def write_shard(batch: dict[str, np.ndarray], folder: str) -> dict[str, np.ndarray]:
-    """Write an index of a batch's rows in a folder that its least id names."""
+    """Write an index of a batch's rows in a folder named after its lowest id."""
     order = np.argsort(batch["id"])
     ids = batch["id"][order].tolist()
     name = Path(folder, f"{ids[0]:09}")
@@ -54,7 +53,7 @@ def search_shard(folder: str, queries: np.ndarray) -> list:
 
 
 def build(files: list[str], model: Path, given: argparse.Namespace) -> dict[str, int]:
-    """Embed the files and write the shards; return their rows by their folders."""
+    """Embed the files and write the shards; return their numbers of rows by folder."""
     rows = ray.data.read_json(files, override_num_blocks=FILES)
     actors = ray.data.ActorPoolStrategy(size=given.workers)
     rows = rows.map_batches(
@@ -77,7 +76,7 @@ def main() -> None:
     described = package_descriptions()[: given.texts]
     files = write_corpus(given.out / "corpus", [long for *_, long in described])
 
-    # Actors hold a CPU each to the end, so tasks that read and write need one more.
+    # Each actor holds a CPU to the end, so tasks that read and write need one more.
     ray.init(num_cpus=given.workers + 1, include_dashboard=False, log_to_driver=False)
     shards = build(files, model, given)
     encoder = SentenceEncoder(model)
@@ -90,7 +89,7 @@ def main() -> None:
     same = [[one["corpus_id"] for one in best] == [one["corpus_id"] for one in right]
             for best, right in zip(found, expected, strict=True)]  # fmt: skip
     print(f"{sum(shards.values()):,} texts in {len(shards)} shards by {given.workers} workers")
-    print(f"{sum(same)} of {len(same)} queries find what one index finds, in its order")
+    print(f"{sum(same)} of {len(same)} queries have the same results, in the same order, as with one index")
 
 
 if __name__ == "__main__":

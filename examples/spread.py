@@ -1,9 +1,9 @@
-"""Make a table of several seeds' figures (mean, least and largest), and a plot of the losses.
+"""Make a table of several seeds' results (mean, least and largest), and a plot of the losses.
 
     python examples/spread.py RESULTS.jsonl [--plot curves.png]
 
-The other examples append the lines with --json. The last column compares figures with trivial guesses: yes if the
-figure of every seed is above its guess by more than the figures of the seeds differ.
+The other examples append the lines with --json. The last column compares results with trivial guesses: yes if every
+seed's result is above its guess by more than the results of the seeds differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COLUMNS_OF_PLOT = 3
 
 
 def read(file: Path) -> Runs:
-    """Read the lines, by the names of their runs. Raises SystemExit if a run has two lines of one seed."""
+    """Read the lines, by the names of their runs. Raises SystemExit if a run has a seed twice."""
     runs: Runs = {}
     for line in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
         runs.setdefault(line["run"], []).append(line)
@@ -33,7 +33,7 @@ def read(file: Path) -> Runs:
 
 
 def table(runs: Runs) -> str:
-    """Return rows of Markdown, one for each run, with its figures in columns."""
+    """Return rows of a Markdown table, one for each run."""
     beside = ("run", "seed", "curve")
     columns = list(dict.fromkeys(name for lines in runs.values() for name in lines[0] if name not in beside))
     compared = ["above the trivial guess"] if "trivial" in columns else []
@@ -53,7 +53,7 @@ def spread(values: list[float]) -> str:
 
 
 def is_above(lines: list[dict[str, Any]]) -> str:
-    """Say whether the figures are above the trivial ones by more than they differ; "" for a single seed."""
+    """Return whether results exceed trivial guesses by more than they differ, in words; "" for a single seed."""
     if "trivial" not in lines[0] or len(lines) < 2:
         return ""
     figures = [line["figure"] for line in lines]

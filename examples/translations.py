@@ -2,11 +2,11 @@
 
     python examples/translations.py [--seconds 300] [--seed 0] [--only mlm tlm] [--json FILE]
 
-Both ways train a model of Mini-BERT's size, for the same seconds, on package descriptions in English and in one or more
-of German, French and Italian: "mlm" sees a text at a time, "tlm" (Conneau and Lample 2019, arXiv:1901.07291) a text and
-its translation side by side. Packages whose names begin alike stay together; held-out ones are in no training text of
-any language. Each description should find its translation among 1,000, and the other way round, by the mean of the last
-hidden states, less the mean of its language. Names and loan words are the same in all languages, and TF-IDF finds most
+Both objectives train a model of Mini-BERT's size, for the same time, on package descriptions in English and in one or
+more of German, French and Italian: "mlm" reads one text at a time, "tlm" (Conneau and Lample 2019, arXiv:1901.07291) a
+text followed by its translation. Packages with similar names stay together; held-out ones are in no training text of
+any language. Each description should find its translation among 1,000, and vice versa, by the mean of the last hidden
+states minus the mean of its language. Names and loan words are the same in all languages, and TF-IDF finds most
 translations by them; so the search is repeated without the words that both texts of a pair share.
 """
 
@@ -54,14 +54,14 @@ def split_pairs(languages: list[str], count: int | None) -> tuple[Pairs, dict[st
 
 
 def train(way: str, learnt: Pairs, held_out: Pairs, tokenizer: Any, seconds: float, seed: int, folder: Path) -> dict:
-    """Train, save the encoder in the folder, and return the figures."""
+    """Train, save the encoder in the folder, and return the results."""
     objective, max_length = WAYS[way]
     examples, questions = (
         list(objective.examples(pairs if way == "tlm" else _single(pairs), tokenizer, max_length=max_length))
         for pairs in (learnt, held_out)
     )
     model = AutoModelForMaskedLM.from_config(CONFIG, seed=seed)
-    # With a rate of 1e-3 the first minutes end at the most frequent word.
+    # With a rate of 1e-3, the model predicts only the most frequent word after the first minutes.
     sizes = {"per_device_train_batch_size": 8 * MAX_LENGTH // max_length, "per_device_eval_batch_size": 32}
     args = arguments(folder, seconds, seed, 5e-4, **sizes)
     trainer = Trainer(
@@ -101,13 +101,13 @@ def search(folder: Path, pairs: Pairs) -> dict[str, float]:
 
 
 def centred(vectors: np.ndarray) -> np.ndarray:
-    """Subtract the mean, which is mostly the language, and normalize."""
+    """Subtract the mean, which mostly depends on the language, and normalize."""
     vectors = vectors - vectors.mean(0)
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
 def search_by_words(pairs: Pairs) -> dict[str, float]:
-    """Do the same by TF-IDF."""
+    """Search in the same way with TF-IDF."""
     words = TfidfVectorizer(sublinear_tf=True).fit(text for pair in pairs for text in pair)
     return both_ways(*(words.transform(texts) for texts in zip(*pairs, strict=True)))
 
