@@ -1,7 +1,7 @@
 """Errors of hidden states against transformers in float64: python -m bench.accuracy [--models N] (extra `parity`)
 
-Random BERT models of awkward sizes (tests/parity_cases.py); the largest error of any hidden state, relative to its
-scale, on each CPU backend and for PyTorch in float32. Exit status 1 above the promised 2e-5.
+For random BERT models of awkward sizes (tests/parity_cases.py): the largest error of any hidden state, relative to its
+scale, on each CPU backend and for PyTorch in float32. The exit status is 1 above the promised 2e-5.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def hidden_states(outputs: dict[str, np.ndarray], mask: np.ndarray) -> list[np.n
 
 
 def error(found: list[np.ndarray], truth: list[np.ndarray]) -> float:
-    """Return the largest difference of any pair, relative to the largest magnitude of its truth."""
+    """Return the largest difference of any pair, relative to the largest magnitude of its exact value."""
     pairs = zip(found, truth, strict=True)
     return max(float(np.abs(ours - exact).max() / np.abs(exact).max()) for ours, exact in pairs)
 

@@ -1,8 +1,8 @@
-"""Whole texts in, embeddings out: film snippets through all-MiniLM-L6-v2 by each library: python -m bench.encode
+"""From texts to embeddings: film snippets through all-MiniLM-L6-v2 in each library: python -m bench.encode
 
-Every library reads the same texts, tokenizes them itself and returns vectors of length 1. Unless it sorts by itself, it
-gets batches of texts sorted by length, with the tokenizer that sentence-transformers uses, all texts in one call.
-"torch" is sentence-transformers, "fastembed" FastEmbed over the same ONNX model: batches of 256, unsorted. Vectors are
+Every library reads the same texts, tokenizes them itself and returns vectors of length 1. A library that does not sort
+gets batches of texts sorted by length, tokenized in one call with the tokenizer of sentence-transformers. "torch" is
+sentence-transformers, "fastembed" is FastEmbed with the same ONNX model, in unsorted batches of 256. Vectors are
 compared with sentence-transformers' in float32 before anything is timed. Tokens are the same everywhere.
 """
 
@@ -35,8 +35,8 @@ MODEL, TEXTS = "all-MiniLM-L6-v2", 1500
 FASTEMBED_BATCH = 256  # its default
 VERSIONS = ("torch", "transformers", "sentence-transformers", "tokenizers", "onnxruntime", "openvino", "nncf",
             "ctranslate2", "fastembed")  # fmt: skip
-# Greatest 1 - cosine to the vectors of sentence-transformers in float32, the mean over the texts. Another pooling or a
-# forgotten mask costs 0.1 or more; static int8 scales from random texts (OpenVINO) 0.03.
+# Largest allowed mean over the texts of 1 - cosine with sentence-transformers' float32 vectors. A different pooling or
+# a forgotten mask costs 0.1 or more; static int8 scales from random texts (OpenVINO) 0.03.
 TOLERANCES = {"float32": 1e-5, "bfloat16": 1e-3, "int8": 5e-2}
 
 Encode = Callable[[Sequence[str]], np.ndarray]
@@ -44,7 +44,7 @@ Encode = Callable[[Sequence[str]], np.ndarray]
 
 @dataclass(frozen=True)
 class Case:
-    """The texts as `bench.peers.compare` describes a case: by the lengths of texts in tokens."""
+    """The texts as a case of `bench.peers.compare`, described by their lengths in tokens."""
 
     lengths: tuple[int, ...]
     model: str = MODEL
@@ -83,7 +83,7 @@ def pooled(states: np.ndarray, mask: np.ndarray) -> np.ndarray:
 
 
 def in_sorted_batches(session: Session, tokenizer: Any, size: int, texts: Sequence[str]) -> np.ndarray:
-    """Return the vectors of texts by a library that computes hidden states of padded batches."""
+    """Return the vectors of texts from a library that computes hidden states of padded batches."""
     rows = [encoding.ids for encoding in tokenizer.encode_batch_fast(texts)]
     vectors = None
     for numbers, batch in sorted_batches(rows, size):
@@ -106,7 +106,7 @@ def ours(folder: Path, precision: str) -> Encode:
 
 
 def by_sentence_transformers(folder: Path, precision: str, threads: int, size: int) -> Encode:
-    """Return sentence-transformers on PyTorch, which sorts all texts by their characters."""
+    """Return sentence-transformers on PyTorch, which sorts all texts by their numbers of characters."""
     torch, library = (importlib.import_module(name) for name in ("torch", "sentence_transformers"))
     torch.set_num_threads(threads)
     with quiet():
@@ -121,8 +121,8 @@ def by_sentence_transformers(folder: Path, precision: str, threads: int, size: i
 
 
 def by_fastembed(checkpoint: Path, precision: str, threads: int) -> Encode:
-    """Return FastEmbed over the model that ONNX Runtime has, with the published tokenizer's files."""
-    load_onnx(checkpoint, precision, threads)  # exported now, if it was not
+    """Return FastEmbed with ONNX Runtime's model and the published tokenizer's files."""
+    load_onnx(checkpoint, precision, threads)  # exports it if needed
     source = checkpoint.parent / ("onnx-int8" if precision == "int8" else "onnx")
     for file in checkpoint.glob("*.json"):
         shutil.copyfile(file, source / file.name)
@@ -147,7 +147,7 @@ def encoders(
         if name in peers and precision in precisions:
             try:
                 found[name] = load()
-            except Exception as error:  # one broken library must not cost the results of the others
+            except Exception as error:  # a failing library must not discard the results of others
                 failures[name] = failure_of(error)
     others: list[Peer] = [peer for name, peer in known.items() if name not in own]
     sessions, failed = open_sessions(others, precision, checkpoint, threads)

@@ -1,4 +1,4 @@
-"""nomic-embed-text-v2's mixture of experts beside one map of all experts: python -m bench.experts [--tokens N ...]
+"""nomic-embed-text-v2's mixture of experts against computing all experts: python -m bench.experts [--tokens N ...]
 
 A mixture of v2's size (8 experts of 3,072, 2 for a token) computes the experts that the router chooses; "all" is the
 two products that compute every expert for every token. Multiplications are counted from the shapes of the products.
@@ -23,7 +23,7 @@ LAYER = LayerSpec(hidden_size=768, intermediate_size=3072, num_heads=12, absent=
 
 
 def multiplications(call) -> int:
-    """Return how many multiplications the products of a call have."""
+    """Return the number of multiplications in the products of a call."""
     counts, forward = [], LINEAR.forward
 
     def counted(backend, input, weight, *others, **options):

@@ -1,7 +1,8 @@
-"""Kernels compiled for a level beside those for this very CPU: python -m bench.fixed_level
+"""Kernels compiled for an instruction-set level against those for this CPU: python -m bench.fixed_level
 
-Shipped kernels are compiled for a level (packaging/kernels), those of the user's cache for the CPU. A process for each
-runs the same model with random weights on the same batches, in turns; a ratio above 1 means slower shipped ones.
+Shipped kernels are compiled for a level (packaging/kernels), those in the user's cache for the CPU. A process for each
+runs the same model with random weights on the same batches, in turns; a ratio above 1 means that shipped ones are
+slower.
 """
 
 import argparse
@@ -22,7 +23,7 @@ KINDS = ("fixed", "native")
 
 
 def work(kind: str, model_name: str, dtype: str) -> None:
-    """Answer each name of a shape on stdin with the seconds of a forward pass."""
+    """Answer each shape's name on stdin with the seconds of a forward pass."""
     from bertcore.kernels._numba.compile import isa
 
     if kind == "fixed":
@@ -41,7 +42,7 @@ def work(kind: str, model_name: str, dtype: str) -> None:
 
 
 def asking(process: subprocess.Popen, shape: str) -> Variant:
-    """Return the variant of a process that works."""
+    """Return the variant that asks a worker process."""
 
     def call() -> float:
         print(shape, file=process.stdin, flush=True)

@@ -1,4 +1,4 @@
-"""The limits of this machine's vector units: multiply-adds per second in register-only loops, float32 or narrower."""
+"""The limits of this machine's vector units: multiply-adds per second in register-only loops, by dtype."""
 
 import time
 
@@ -12,9 +12,9 @@ from bertcore.kernels._numba import LEVEL, kernel
 from bertcore.kernels._numba.products.dot import dot_of
 from bertcore.kernels._numba.simd import pointer
 
-# Latency 4 on 2 units needs 8, one of 12 on 1 unit 12; with 2 operands they fit the registers.
+# A latency of 4 on 2 units needs 8 chains, one of 12 on 1 unit 12; with 2 operands they fit the registers.
 CHAINS = 24 if LEVEL.registers >= 32 else 12
-STEPS = 1 << 21  # some 3 ms, longer than a thread takes to wake
+STEPS = 1 << 21  # about 3 ms, longer than a thread takes to wake
 
 
 def fma_limit(threads: int, seconds: float = 1.0) -> float:
@@ -25,7 +25,7 @@ def fma_limit(threads: int, seconds: float = 1.0) -> float:
 def dot_limit(dtypes: tuple[type, type, type], threads: int, seconds: float = 1.0) -> float:
     """Return twice the multiply-adds per second of a dot product in one instruction, by dtypes of left, right and sums.
 
-    Each lane multiplies a word, or a part of one (products/dot.py).
+    Each lane multiplies a 32-bit word, or parts of one (products/dot.py).
     """
     left, right, _ = dtypes
     operands = np.ones((1, 64), left), np.ones((1, 64), right), np.zeros((threads, CHAINS * 16), dtypes[2])

@@ -21,8 +21,8 @@ from bertcore import kernels
 from bertcore.demo_model import demo_model_folder
 
 SHORT = 550
-SHARES = (0.1, 0.5, 1.0)  # of the texts, after which the memory is read
-CHUNK = 1 << 20  # bytes of output between two looks, at most
+SHARES = (0.1, 0.5, 1.0)  # of the texts after which memory is read
+CHUNK = 1 << 20  # most bytes of output between two readings
 
 ENCODE = """
 import sys
@@ -58,7 +58,7 @@ def needed(name: str, found: dict[str, metadata.Distribution]) -> None:
 
 
 def installed() -> dict[str, tuple[float, float]]:
-    """Return MB of (files, compiled Python) by distribution; ours are counted where they are imported from."""
+    """Return MB of (files, compiled Python) by distribution; ours are counted in their source folders."""
     found: dict[str, metadata.Distribution] = {}
     needed("bertcore", found)
     sizes = {}
@@ -77,13 +77,13 @@ def _megabytes(files: set[Path], is_compiled: bool) -> float:
 
 
 def memory_of_texts(folder: Path, count: int = SHORT) -> tuple[float, ...]:
-    """Return MB of a new process: Python with NumPy, with the model, after one text, at most during `count` texts."""
+    """Return MB of a new process: Python with NumPy, with the model, after one text, peak during `count` texts."""
     command = [sys.executable, "-c", ENCODE, str(folder), str(count)]
     return tuple(map(float, subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.split()))
 
 
 def memory_of_embed(folder: Path, count: int) -> Iterator[tuple[float, float]]:
-    """Yield (share of the texts that `bertcore embed` has done, its MB then) for each of SHARES."""
+    """Yield (share of the texts done by `bertcore embed`, its MB at that point) for each of SHARES."""
     command = [sys.executable, "-m", "bertcore", "embed", str(folder)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         writer = threading.Thread(target=_write, args=(process.stdin, count))
@@ -91,7 +91,7 @@ def memory_of_embed(folder: Path, count: int) -> Iterator[tuple[float, float]]:
         done, shares, last = 0, list(SHARES), 0.0
         while chunk := process.stdout.read1(CHUNK):
             done += chunk.count(b"\n")
-            with contextlib.suppress(OSError, KeyError):  # it has ended: the last value stays
+            with contextlib.suppress(OSError, KeyError):  # the process has ended: keep the last value
                 last = resident(process=process.pid)
             while shares and done >= shares[0] * count:
                 yield shares.pop(0), last

@@ -1,7 +1,7 @@
 """GGUF files in bertcore and in llama.cpp: python -m bench.gguf [--models minilm bert-base] [--threads N]
 
-Both open one file that bertcore wrote in Q8_0 (MiniLM's weights are the published ones, those of BERT-base random),
-and both tokenize, pool and scale. Vectors are compared, then calls are timed in turns.
+Both open the same Q8_0 file, written by bertcore (MiniLM with published weights, BERT-base with random ones), and both
+tokenize, pool and normalise. Vectors are compared, then calls are timed in turns.
 """
 
 import argparse
@@ -27,7 +27,7 @@ LEAST = {"minilm": 0.999, "bert-base": 0.99}  # cosine; llama.cpp's GELU is an a
 
 
 def folder_of(name: str, beside: Path) -> Path:
-    """Return the folder of a model, made with MiniLM's tokenizer for the random one."""
+    """Return the folder of a model; the random one is created with MiniLM's tokenizer."""
     if name == "minilm":
         return demo_model_folder()
     config = preset_config("bert-base-uncased")
@@ -37,7 +37,7 @@ def folder_of(name: str, beside: Path) -> Path:
 
 
 def texts_of(tokenizer: Any, lengths: tuple[int, ...]) -> list[str]:
-    """Return texts of so many tokens: words that are one token each, and the two around a text."""
+    """Return texts of these numbers of tokens: words of one token each, and the two special tokens."""
     words = [word for word in tokenizer.get_vocab() if word.isalpha() and word.isascii() and len(word) > 3]
     rng = np.random.default_rng(0)
     return [" ".join(rng.choice(sorted(words), size=length - 2)) for length in lengths]
@@ -78,7 +78,7 @@ def compare(name: str, file: Path, llama_cpp: Any, given: argparse.Namespace) ->
         vectors = {label: call() for label, call in calls.items()}
         cosine = (vectors["llama.cpp"] * vectors["as stored"]).sum(axis=1).min()
         if not cosine > LEAST[name]:
-            raise SystemExit(f"{name} {case}: the worst cosine is {cosine:.5f}: no times are taken")
+            raise SystemExit(f"{name} {case}: the worst cosine is {cosine:.5f}, not timed")
         times = measure({label: Variant(call) for label, call in calls.items()}, given.rounds, 30.0)
         parts = [f"{name} {case:8} cosine {cosine:.5f}"]
         for label, each in times.items():

@@ -1,8 +1,8 @@
 """GLiNER beside the package gliner: python -m bench.gliner [--texts N] [--labels N] [--kind span|token] [--dtype D]
 
 A model of the size of DeBERTa-v3-small with random weights is saved and loaded by both. Their scores are compared, then
-one call of `inference` is timed, in turns; --dtype adds bertcore in that precision. The F1 is that of the entities at
-the threshold that 5% of the spans exceed; with random weights it says nothing of a trained model's.
+one call of `inference` is timed, in turns; --dtype adds bertcore in that precision. F1 compares the entities above the
+threshold that 5% of spans exceed; with random weights it says nothing about a trained model.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
     for name, default in (("texts", 8), ("labels", 12), ("rounds", 11), ("threads", kernels.get_num_threads())):
         parser.add_argument(f"--{name}", type=positive, default=default, help=f"(default: {default})")
     parser.add_argument("--kind", choices=["span", "token"], default="span")
-    parser.add_argument("--dtype", action="append", choices=DTYPES, default=[], help="a further one; may be repeated")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, default=[], help="another one; may be repeated")
     given = parser.parse_args()
     import torch
     from gliner import GLiNER as Peer
@@ -88,7 +88,7 @@ def checked(models: dict, texts: list[str], labels: list[str]) -> dict:
         apart = max((abs(ours[key] - theirs[key]) for ours, theirs in pairs for key in ours.keys() & theirs.keys()))
         print(f"{name:24} F1 {2 * right / total:.4f} of gliner's {total // 2} entities, scores within {apart:.1e}")
         if name == "bertcore" and not (apart < 1e-4 and right > 0.99 * total / 2):
-            raise SystemExit("the entities differ: no times are taken")
+            raise SystemExit("the entities differ, not timed")
     return calls
 
 

@@ -1,9 +1,9 @@
-"""Time and memory over length, batch, threads and texts, beside straight lines: python -m bench.growth [--page]
+"""Time and memory by length, batch, threads and texts, against linear growth: python -m bench.growth [--page]
 
-Each point is measured in a process of its own: seconds, the median of some passes, and the MB that are resident at most
-(VmHWM) beyond what was resident when the model was loaded and warm. "texts" are written through `encode_stream` into a
-memory-mapped .npy file, whose pages the system counts as resident as well: there only other memory counts (RssAnon).
-The command draws growth.svg and prints a table; with --page it writes both to docs/.
+Each point is measured in its own process: seconds, the median of some passes, and the peak resident MB (VmHWM) beyond
+the loaded and warm model. "texts" are written through `encode_stream` into a memory-mapped .npy file, whose pages the
+system also counts as resident: there only anonymous memory counts (RssAnon). The command draws growth.svg and prints a
+table; with --page it writes both to docs/.
 """
 
 import argparse
@@ -29,17 +29,17 @@ from bertcore.demo_model import demo_model_folder
 
 DOCS = Path(__file__).parents[1] / "docs"
 PASSES = 3
-SAMPLED = 100  # texts from one look at the memory to the next
+SAMPLED = 100  # texts between two readings of memory
 
 
 class Axis(NamedTuple):
-    """One thing that grows.
+    """A quantity that grows.
 
     Attributes:
-        title: of the plot.
+        title: the title of the plot.
         values: the points, and fewer for --quick.
         prepare: value -> the call to measure; it is called once before.
-        line: the time of a straight line at `value`, relative to the first point.
+        line: the time at `value` with linear growth, relative to the first point.
     """
 
     title: str
@@ -100,7 +100,7 @@ def point(axis: str, value: int) -> dict[str, float]:
     """Return the seconds and MB of a point, measured in this process."""
     call = AXES[axis].prepare(value)
     before = resident("RssAnon" if axis == "texts" else "VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     seconds, most = [], None
     for _ in range(1 if axis == "texts" and value > 10_000 else PASSES):
         start = time.perf_counter()
@@ -155,7 +155,7 @@ def draw(rows: Sequence[dict[str, Any]], target: Path) -> None:
 def written(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
     """Return the page's text."""
     lines = [
-        "| over | value | seconds | of the straight line | MB beyond the model |",
+        "| over | value | seconds | relative to the line | MB beyond the model |",
         "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
@@ -166,15 +166,15 @@ def written(rows: Sequence[dict[str, Any]], about: dict[str, Any]) -> str:
 
 How time and memory grow with the length of a text, the number of texts in a batch, the number of threads and the number
 of texts in a file: {cpu}, {threads} threads, {date}, float32
-(`python -m bench.growth --page`). The straight line goes through the first point; a file of any size takes the memory
-of a few batches.
+(`python -m bench.growth --page`). The straight line is linear growth from the first point. A file of any size
+needs the memory of only a few batches.
 
 ![Seconds and memory over length, batch, threads and texts](images/growth.svg)
 
 {chr(10).join(lines)}
 
-Attention makes long texts grow faster than the line: in ModernBERT every third layer attends to the whole text, the
-others to a window. A small batch has a share of fixed cost, so that larger ones lie below the line.
+Attention makes time grow faster than the line with long texts: in ModernBERT every third layer attends to the whole
+text, the others to a window. Fixed costs are a larger share of small batches, so larger ones lie below the line.
 """
 
 
@@ -182,9 +182,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and draw."""
     parser = argparse.ArgumentParser(prog="python -m bench.growth", description=__doc__.partition(":")[0])
     parser.add_argument("--axes", nargs="+", choices=AXES, default=list(AXES), help="default: all")
-    parser.add_argument("--quick", action="store_true", help="see that all works: two or three points each")
+    parser.add_argument("--quick", action="store_true", help="a quick check: two or three points each")
     parser.add_argument("--most", type=positive, default=10**6, help="leave out points beyond it (default: a million)")
-    parser.add_argument("--out", type=Path, default=Path("growth.svg"), help="the picture (default: growth.svg)")
+    parser.add_argument("--out", type=Path, default=Path("growth.svg"), help="the plot's file (default: growth.svg)")
     parser.add_argument("--page", action="store_true", help="write docs/growth.md and docs/images/growth.svg")
     parser.add_argument("--point", type=positive, help="measure one point of the first of --axes, in this process")
     options = parser.parse_args(arguments)

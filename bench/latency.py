@@ -1,8 +1,8 @@
 """One short text through all-MiniLM-L6-v2, stage by stage: python -m bench.latency [--dtype int8] [--calls N]
 
-Wall-clock and the calling thread's own seconds, which other processes disturb less, of a whole `encode`, of the
-compiled program within it, and of tokenizing within it; the rest is Python around them. The last line counts calls of
-Python functions and of C functions from Python, the same in every run.
+Measures the wall-clock time and the calling thread's CPU time, which other processes disturb less, of a whole `encode`
+and of the compiled program and the tokenizer within it; the rest is Python code. The last line counts calls of Python
+functions and of C functions from Python, the same in every run.
 """
 
 import argparse

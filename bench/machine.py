@@ -56,7 +56,7 @@ def set_threads(count: int | None) -> None:
 
 
 def fma_limit(threads: int) -> float:
-    """Return float32 FLOP per second of threads that do nothing but fused multiply-adds (bench/fma.py)."""
+    """Return float32 FLOP per second of threads that only compute fused multiply-adds (bench/fma.py)."""
     return importlib.import_module("bench.fma").fma_limit(threads)
 
 
@@ -109,7 +109,7 @@ def _blas() -> str:
     pools = [pool for pool in importlib.import_module("threadpoolctl").threadpool_info() if pool["user_api"] == "blas"]
     if not pools:
         return ""
-    pool = max(pools, key=lambda pool: "numpy" in pool["filepath"])  # SciPy may have brought another
+    pool = max(pools, key=lambda pool: "numpy" in pool["filepath"])  # SciPy may have loaded another
     return f"{pool['internal_api']} {pool['version']} {pool.get('architecture', '')} x{pool['num_threads']}"
 
 

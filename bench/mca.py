@@ -1,6 +1,6 @@
-"""The micro-kernels for ARM by LLVM's models of the CPUs: their inner loops beside their multiplications alone.
+"""ARM micro-kernels in LLVM's CPU models: cycles of the inner loops and of only their multiplications.
 
-python -m bench.mca [--mca llvm-mca-19]
+    python -m bench.mca [--mca llvm-mca-19]
 
 Compiles each tile for a CPU, on any machine, and prints a table of cycles that llvm-mca (LLVM 17 or later) computes. It
 assumes that loads hit the first cache level.
@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 
-# LLVM's CPU, a level that it runs, the elements of both sides, and the instruction that multiplies.
+# LLVM's name of the CPU, a level that it supports, the elements of both sides, and the multiply instruction.
 LOOPS = [
     ("neoverse-n1", "neon_dotprod", "float32", "fmla"),
     ("neoverse-n1", "neon_dotprod", "int8", "sdot"),
@@ -23,7 +23,7 @@ LOOPS = [
     ("apple-m1", "neon_dotprod", "float32", "fmla"),
     ("apple-m1", "neon_dotprod", "int8", "sdot"),
 ]
-# Multiply-adds of one instruction.
+# Multiply-adds per instruction.
 MULTIPLY_ADDS = {"fmla": 4, "sdot": 16, "smmla": 32, "bfmmla": 16}
 ITERATIONS = 200
 
@@ -57,7 +57,7 @@ def assembly(cpu: str, level: str, elements: str) -> str:
 
 
 def inner_loop(code: str, instruction: str) -> list[str]:
-    """Return the instructions of the loop, of one block, with the most of one instruction."""
+    """Return the instructions of the single-block loop in which one instruction is most frequent."""
     best: list[str] = []
     for found in re.finditer(r"^(\.LBB\w+):[^\n]*\n((?:\t[^\n]*\n)*?)\tb\.\w+\t\1\n", code, re.MULTILINE):
         lines = [line for line in found[2].splitlines() if not line.startswith("\t.")]
@@ -70,14 +70,14 @@ def count_of(block: list[str], instruction: str) -> int:
 
 
 def cycles(mca: str, cpu: str, block: list[str]) -> float:
-    """Return the cycles of a turn of a loop according to llvm-mca."""
+    """Return the cycles of an iteration of a loop according to llvm-mca."""
     command = [mca, "-mtriple=aarch64", f"-mcpu={cpu}", "-mattr=+dotprod,+i8mm,+bf16", f"-iterations={ITERATIONS}"]
     result = subprocess.run(command, input="\n".join(block) + "\n", capture_output=True, text=True, check=True)
     return int(re.search(r"Total Cycles:\s+(\d+)", result.stdout)[1]) / ITERATIONS
 
 
 def alone(block: list[str], instruction: str) -> list[str]:
-    """Return the multiplications of a loop with operands that are there."""
+    """Return only the multiplications of a loop, with operands that do not depend on loads."""
     own = [line for line in block if line.split()[0] == instruction]
     free = sorted({*range(32)} - {int(re.search(r"v(\d+)", line)[1]) for line in own})
     return [re.sub(r",\s*v\d+", f", v{free[0]}", line) for line in own]
@@ -87,7 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mca", default="llvm-mca-19")
     parser.add_argument("--assembly", nargs=3, metavar=("CPU", "LEVEL", "ELEMENTS"), help="print a tile's and end")
-    parser.add_argument("--loops", action="store_true", help="print the loops, too")
+    parser.add_argument("--loops", action="store_true", help="also print the loops")
     arguments = parser.parse_args()
     if arguments.assembly:
         print(json.dumps(assembly(*arguments.assembly)))

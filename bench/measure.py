@@ -1,9 +1,9 @@
 """Interleaved timing.
 
-The variants of one comparison take turns, in a new random order each round, so that a machine that slows down for a
-while slows all of them. Ratios are medians over the rounds of the ratio within a round. Each sample of a short call is
-preceded by one untimed call of its own variant, which restores that variant's data and threads (OpenBLAS and OpenMP
-threads go on spinning for a while after the previous variant). Python's garbage collector is off.
+The variants of one comparison take turns, in a new random order each round, so that a temporary slowdown of the machine
+affects all of them. A ratio is the median over the rounds of the ratio within a round. Before each sample of a short
+call, one untimed call of the same variant restores its data and threads (OpenBLAS and OpenMP threads keep spinning for
+a while after the previous variant). Python's garbage collector is off.
 """
 
 import gc
@@ -44,7 +44,7 @@ class GpuClock:
             call()
         stop.record()
         stop.synchronize()
-        return self._cuda.get_elapsed_time(start, stop) / 1e3  # it counts in milliseconds
+        return self._cuda.get_elapsed_time(start, stop) / 1e3  # CUDA returns milliseconds
 
 
 class Variant(NamedTuple):
@@ -66,12 +66,12 @@ class Times(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """Distance between the quartiles over the median."""
+        """The distance between the quartiles divided by the median."""
         low, high = np.quantile(self.samples, [0.25, 0.75])
         return float(high - low) / self.median
 
     def ratio(self, other: "Times") -> float:
-        """Return the time divided by that of `other`, paired by round."""
+        """Return the median over rounds of this time divided by the time of `other`."""
         return float(np.median(self.samples / other.samples))
 
     def columns(self) -> dict[str, float]:
@@ -122,17 +122,16 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-# ---- a clock for libraries with thread pools of their own in one process ---------------------------------------------
-#
-# After a call, worker threads go on spinning in wait of the next: ONNX Runtime's for 40 ms, GNU OpenMP's (PyTorch,
-# CTranslate2) for 10 ms, TBB's (OpenVINO, ours) for 1 ms. On as many cores as threads they take a core from the next
-# variant. Switching the spinning off (ONNX Runtime's session.intra_op.allow_spinning, OMP_WAIT_POLICY) would slow those
-# libraries down themselves. So each sample waits until the process is idle, and then, if the call is short, makes one
-# untimed call that wakes the library's own threads and brings its data into the caches.
+# ---- a clock for libraries with their own thread pools in one process ------------------------------------------------
+# After a call, worker threads keep spinning while they wait for the next: ONNX Runtime's for 40 ms, GNU OpenMP's
+# (PyTorch, CTranslate2) for 10 ms, TBB's (OpenVINO, ours) for 1 ms. On as many cores as threads they take a core from
+# the next variant. Switching the spinning off (ONNX Runtime's session.intra_op.allow_spinning, OMP_WAIT_POLICY) would
+# slow those libraries down themselves. So each sample waits until the process is idle, and then, if the call is short,
+# makes one untimed call that wakes the library's own threads and brings its data into the caches.
 
-STEP = 4e-3  # seconds asleep between two looks
+STEP = 4e-3  # seconds of sleep between two checks
 IDLE = 0.1  # of one core
-LONGEST_WAIT = 1.0  # seconds; whatever spins longer than that does so in its users' processes as well
+LONGEST_WAIT = 1.0  # seconds; threads that spin longer also do so in users' processes
 
 
 def settle() -> bool:

@@ -1,7 +1,7 @@
-"""Resident memory of processes, as Linux reports it; the peak of a training run in a process of its own.
+"""Resident memory of processes, as Linux reports it, and the peak of a training run in its own process.
 
-`python -m bench.memory THREADS LIBRARY CASE WORKDIR [quick]` prints the MB beyond Python with NumPy that were resident
-at most (VmHWM) during some steps of bench.training. This module does not import bertcore, whose memory is measured.
+`python -m bench.memory THREADS LIBRARY CASE WORKDIR [quick]` prints the peak resident MB (VmHWM) beyond Python with
+NumPy during some steps of bench.training. This module does not import bertcore, whose memory is measured.
 """
 
 import subprocess
@@ -14,7 +14,7 @@ STEPS = 4
 
 
 def resident(key: str = "VmRSS", process: int | str = "self") -> float:
-    """Return the MB of a process: now ("VmRSS") or at most since its start ("VmHWM").
+    """Return the resident MB of a process: current ("VmRSS") or peak ("VmHWM").
 
     Raises OSError if there is no /proc, or no such process.
     """

@@ -1,6 +1,6 @@
-"""Members of the family at their base shape, beside transformers on PyTorch and our BERT-base: python -m bench.models
+"""Members of the family at base size, against transformers on PyTorch and our BERT-base: python -m bench.models
 
-Their presets, random weights, and the batches, checks and clock of bench.peers.
+Presets with random weights, and the batches, checks and clock of bench.peers.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def comparable() -> list[str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A member on one batch, as `bench.peers.compare` takes it; `quick` chooses its small model."""
+    """A member on one batch, as a case of `bench.peers.compare`; `quick` chooses its small model."""
 
     model: str
     shape: str
@@ -100,7 +100,7 @@ def _report(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _compare(options: argparse.Namespace, workdir: Path, plan: Plan) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of one case after the other: ours and PyTorch, our BERT-base beside them."""
+    """Yield the rows of each case: ours, PyTorch, and our BERT-base."""
     bert = random_checkpoint(workdir, BERT, config_of(BERT, options.quick))
     for precision in options.precision:
         sessions, failures = open_sessions([all_peers()[OURS]], precision, bert, plan.threads)

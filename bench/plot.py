@@ -1,4 +1,4 @@
-"""Plot the last runs in a CSV of bench: python -m bench.plot [CSV] [PNG] (needs matplotlib)
+"""Plot the last runs in a benchmark's CSV: python -m bench.plot [CSV] [PNG] (needs matplotlib)
 
 bench.peers, bench.encode: a panel for each model and precision, GFLOP/s of each library and batch, and the FMA limit.
 bench.models: a panel for each batch and precision, milliseconds of each model, ours and transformers on PyTorch.
@@ -111,9 +111,9 @@ def time_bars(panel: Any, models: Sequence[str], rows: Rows) -> None:
 
 
 def main(arguments: Sequence[Any] | None = None) -> str:
-    """Draw; returns a message for the end."""
+    """Draw, and return a final message."""
     parser = argparse.ArgumentParser(prog="python -m bench.plot", description="Plot the last runs of a CSV.")
-    parser.add_argument("csv", nargs="?", type=Path, default=FOLDER / "peers.csv", help="default: that of bench.peers")
+    parser.add_argument("csv", nargs="?", type=Path, default=FOLDER / "peers.csv", help="default: bench.peers' CSV")
     parser.add_argument("png", nargs="?", type=Path, help="default: beside the CSV")
     options = parser.parse_args(None if arguments is None else [*map(str, arguments)])
     if not options.csv.is_file():

@@ -1,4 +1,4 @@
-"""Results for people, an aligned table, and for programs, one CSV that grows with every run."""
+"""Results for people (an aligned table) and for programs (a CSV that grows with every run)."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,7 +39,7 @@ def _line(texts: Iterable[str], widths: Iterable[int], columns: Iterable[Column]
 def append_csv(path: Path, rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> None:
     """Add the rows, each with the machine's columns after its own, to the CSV at `path`, which is made if absent.
 
-    Raises ValueError, and writes nothing, if the file has other columns.
+    Raises ValueError, without writing, if the file has other columns.
     """
     if not rows:
         return

@@ -1,4 +1,4 @@
-"""Start-up times, each in a process of its own: python -m bench.startup [--rounds N]
+"""Start-up times, each in its own process: python -m bench.startup [--rounds N]
 
 Import of bertcore against Python with NumPy, in turns; and the time from the start of a process to the first embedding
 of all-MiniLM-L6-v2, with compiled kernels in the cache and with an empty cache. The embedding is checked first.
@@ -24,7 +24,7 @@ assert vector.shape == (384,) and abs(float(vector @ vector) - 1) < 1e-5, vector
 
 
 def seconds(code: str, *arguments: str, **environment: str) -> float:
-    """Return how long a new Python takes to run `code`."""
+    """Return the seconds that a new Python process takes to run `code`."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code, *arguments], env={**os.environ, **environment}, check=True)
     return time.perf_counter() - start

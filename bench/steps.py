@@ -1,12 +1,12 @@
-"""The steps of an encoder layer, each beside its limit: python -m bench.steps [--shape S ...] [--precision P ...]
+"""The steps of an encoder layer and their limits: python -m bench.steps [--shape S ...] [--precision P ...]
 
-A BERT-base with random weights runs its recorded program with a look at the clock between two steps, in compiled code:
-each step is measured where it stands, with the weights of its layer out of the caches. Times are those of a layer, the
-mean over all layers and the median over the passes. The limit of a step is the longer of two times: its multiply-adds
-in a register-only loop (bench/fma.py), and its bytes. Weights are read from memory, rows copied within the caches.
+A BERT-base with random weights runs its recorded program, in which compiled code reads the clock between steps: each
+step is measured in its place, with its layer's weights not in the caches. Times are per layer: the mean over all
+layers, the median over passes. The limit of a step is the longer of two times: its multiply-adds in a register-only
+loop (bench/fma.py), and its bytes, with weights read from memory and rows copied within the caches.
 
-Before that the passes are checked: the same bits with and without the clock, and the hidden states of the first text
-against NumPy in float32. int8-calibrated has factors of the input's columns, here 1: the bits of int8.
+Passes are checked first: the same bits with and without the clock, and the first text's hidden states against NumPy in
+float32. int8-calibrated has factors of the input's columns, here 1, so its bits equal int8's.
 """
 
 import argparse
@@ -42,10 +42,10 @@ from bertcore.presets import PRESETS, preset_config
 
 SUFFIX = "-calibrated"
 PRECISIONS = "float32", "bfloat16", "int8", "int8" + SUFFIX
-WARM = 3  # passes; the third of a shape is the first of a program that is kept
+WARM = 3  # passes; the third of a shape is the first with a cached program
 _BFLOAT16_DOT, _FLOAT_DOT = (ROUNDED, np.uint16, np.float32), (np.float32,) * 3
 DOTS = {"float32": _FLOAT_DOT, "uint16": _BFLOAT16_DOT, "int8": (QUANTIZED, np.int8, np.int32)}  # by dtype of weights
-READ = 1 << 28  # bytes, beyond every cache
+READ = 1 << 28  # bytes, more than any cache
 COLUMNS = (
     Column("step", "step"),
     Column("seconds", "ms", ".3f", 1e3),
@@ -73,7 +73,7 @@ def _now(typingctx):
 
 @kernel(regions=True)
 def _run(index, records, memory, storage, attention_storage, relative, times, tasks):
-    """Run a program's steps as `cpu._run` does; times[i] are before step i, after its rounding, and after it."""
+    """Run a program's steps like `cpu._run`; times[i] are before step i, after its rounding, and after the step."""
     for i in range(len(index)):
         count = min(index[i].tasks, tasks)
         times[i, 0] = _now()
@@ -86,7 +86,7 @@ def _run(index, records, memory, storage, attention_storage, relative, times, ta
 
 @kernel(parallel=True)
 def _move(source, target, moved, tasks):
-    """Read `moved` words in all, and copy them if there is a target as long as the source."""
+    """Read `moved` words in total, and copy them if the target is as long as the source."""
     share = source.size // tasks
     for task in prange(tasks):
         total = 0
@@ -102,7 +102,7 @@ def _move(source, target, moved, tasks):
 
 @functools.cache
 def bytes_per_second(nbytes: int, threads: int) -> float:
-    """Return the rate of copies that read and write `nbytes` together or, beyond READ, of reading alone."""
+    """Return the rate of copies that read and write `nbytes` in total or, beyond READ, of reading only."""
     source = np.zeros(nbytes // (8 if nbytes >= READ else 16), np.int64)
     target, best = np.zeros(threads if nbytes >= READ else source.size, np.int64), np.inf
     for _ in range(10):
@@ -120,13 +120,13 @@ def products_per_second(dtypes: tuple[type, type, type], threads: int) -> float:
 
 
 def layer_steps(index: Any) -> tuple[int, int]:
-    """Return the first step of the first layer, a product before its attention, and the steps of a layer."""
+    """Return the first step of the first layer, a product before its attention, and the number of steps per layer."""
     first, second = np.flatnonzero(index["kind"] == cpu._ATTENTION)[:2]
     return first - 1, second - first
 
 
 def steps_of(call: Sequence[Any]) -> Iterator[tuple[str, float]]:
-    """Yield name and limit in seconds of a layer's steps, of each its rounding first, from the arguments of `_run`."""
+    """Yield name and limit in seconds of a layer's steps, each after its rounding, from the arguments of `_run`."""
     index, records, _, storage, attention_storage, *_, threads = call
     first, count = layer_steps(index)
     for kind, record, _ in index[first : first + count]:
@@ -155,9 +155,9 @@ def steps_of(call: Sequence[Any]) -> Iterator[tuple[str, float]]:
 
 
 def measured(model: Callable[[], Any], layers: int, rounds: int) -> list[dict[str, Any]]:
-    """Return a row for each step of a layer, and rows of the rest and of all; `model` runs passes through `cpu._run`.
+    """Return a row for each step of a layer, for the rest and for the total; `model` runs passes through `cpu._run`.
 
-    Raises RuntimeError if the pass has other bits with the clock.
+    Raises RuntimeError if the bits of the result differ with the clock.
     """
     plain, spans, whole, names, limits = model(), [], [], [], []
 
@@ -179,7 +179,7 @@ def measured(model: Callable[[], Any], layers: int, rounds: int) -> list[dict[st
             found = model()
             whole.append(time.perf_counter() - start)
     if not np.array_equal(found, plain):
-        raise RuntimeError("the hidden states differ with the clock between the steps")
+        raise RuntimeError("the hidden states differ with the clock")
     seconds = np.median(np.array(spans[WARM:]).sum(axis=1), axis=0)
     total, least = float(np.median(whole[WARM:])) / layers, np.array(limits).sum(axis=0)
     rows = [

@@ -1,4 +1,4 @@
-"""Realistic texts: lengths of ragged batches, and short texts."""
+"""Realistic texts: lengths for ragged batches, and short texts."""
 
 import math
 import random
@@ -25,7 +25,7 @@ def ragged_lengths(texts: int = 32) -> tuple[int, ...]:
 
 
 def short_texts(count: int, seed: int = 0) -> Iterator[str]:
-    """Yield different texts of 3 to 20 words, 9 on average."""
+    """Yield distinct texts of 3 to 20 words, 9 on average."""
     draw, words = random.Random(seed), WORDS.split()
     for number in range(count):
         length = 3 + round(17 * draw.betavariate(1.5, 2.8))
