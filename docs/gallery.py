@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 DOCS = Path(__file__).parent
-TOOLS = {"corpora", "retrieval", "runs", "spread"}  # which the examples share
+TOOLS = {"corpora", "retrieval", "runs", "spread"}  # shared by the examples
 RESULT = re.compile(r"^\| (?P<about>[^|]+) \| (?P<result>[^|]+) \| `python examples/(?P<name>\w+)\.py", re.MULTILINE)
 
 
