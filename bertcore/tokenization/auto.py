@@ -12,7 +12,7 @@ from .tokenizer import Tokenizer
 
 
 class AutoTokenizer:
-    """Loads the tokenizer of a checkpoint; see `from_pretrained`."""
+    """Loader of a checkpoint's tokenizer; see `from_pretrained`."""
 
     def __init__(self):
         raise TypeError("AutoTokenizer is not made directly; use AutoTokenizer.from_pretrained(folder)")
@@ -31,7 +31,7 @@ class AutoTokenizer:
 
         Vocabulary files are vocab.txt (BERT's WordPiece), vocab.json and merges.txt (byte-level BPE), or a
         SentencePiece model (spiece.model, spm.model, sentencepiece.bpe.model). The family, and with it special tokens
-        and rules, is that of tokenizer_class in tokenizer_config.json, else of config.json's tokenizer_class or
+        and rules, follows from tokenizer_class in tokenizer_config.json, else from config.json's tokenizer_class or
         model_type. tokenizer_config.json and special_tokens_map.json, where they exist, give the special tokens, the
         longest input and (over tokenizer.json) do_lower_case, strip_accents, tokenize_chinese_chars and
         add_prefix_space.

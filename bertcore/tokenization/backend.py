@@ -35,7 +35,7 @@ class Built:
 
 
 def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
-    """Build the tokenizer in `folder`: tokenizer.json as the settings change it, else the family's vocabulary files.
+    """Build the tokenizer in `folder` from tokenizer.json and the settings, else from the family's vocabulary files.
 
     Raises CheckpointError if neither exists or is readable.
     """
@@ -237,10 +237,10 @@ def _check_expressions(part: str, value: Any) -> None:
 
 @functools.lru_cache(256)
 def _is_slow(expression: str) -> bool:
-    """Return whether a text takes long that repeats a part of the expression, at its beginning and at its end.
+    """Return whether texts that repeat a part of the expression at both ends take long.
 
-    The texts grow slowly: exponential time shows before the library's own limit, at which it prints a panic. Between
-    are all letters of the expression, without which the library may skip the search.
+    The texts grow slowly, so that exponential time shows before the library's own limit, where it prints a panic.
+    Between the ends are all letters of the expression, without which the library may skip the search.
     """
     some = expression[:1000]
     letters = "".join(dict.fromkeys(some))
@@ -250,7 +250,7 @@ def _is_slow(expression: str) -> bool:
             split = pre_tokenizers.Split(Regex(expression), "isolated")
             for count in range(4, 31, 2):
                 for text in (f"{part * count}\0{letters}{part * count}" for part in parts):
-                    if all(_seconds(split, text) > MOST_TRIAL_SECONDS for _ in range(3)):  # not once, by chance
+                    if all(_seconds(split, text) > MOST_TRIAL_SECONDS for _ in range(3)):  # more than a chance delay
                         return True
     except ValueError:
         return True

@@ -25,7 +25,7 @@ class TokenSpan(NamedTuple):
 
 
 class BatchEncoding(dict):
-    """Token ids and their companions by name: a dict of lists, or of NumPy arrays; `batch.input_ids` works too.
+    """Token ids and other columns by name: a dict of lists, or of NumPy arrays; `batch.input_ids` works too.
 
     One text gives flat lists, a list of texts lists of lists. `encodings` has one entry of the tokenizers library for
     each row; batch[number] is one of them. The methods relate tokens to words, characters and texts. They take
@@ -129,7 +129,7 @@ def as_array(name: str, rows: list, width: int = 0) -> np.ndarray:
     lengths = {len(row) for row in rows}
     if len(lengths) > 1:
         sizes = f"rows of {min(lengths)} to {max(lengths)} tokens"
-        raise ValueError(f"{name} has {sizes}, which make no array; pass padding=True")
+        raise ValueError(f"{name} has {sizes}, which cannot form an array; pass padding=True")
     return np.array(rows, np.int64).reshape(len(rows), *lengths or (0,), *((width,) if width else ()))
 
 
@@ -140,20 +140,20 @@ def as_columns(encoded: Any) -> tuple[dict[str, list], bool]:
     """
     if isinstance(encoded, list | tuple):
         if not all(isinstance(row, Mapping) for row in encoded):
-            raise TypeError("encoded_inputs is a list of other things than rows, expected what a tokenizer returns")
+            raise TypeError("encoded_inputs has items that are not mappings, expected results of a tokenizer")
         names = list(encoded[0]) if encoded else ["input_ids"]
         for number, row in enumerate(encoded):
             if set(row) != set(names):
                 raise ValueError(f"encoded_inputs[{number}] has {', '.join(row)}, expected {', '.join(names)}")
         encoded = {name: [row[name] for row in encoded] for name in names}
     if not isinstance(encoded, Mapping) or "input_ids" not in encoded:
-        raise TypeError("encoded_inputs has no input_ids, expected what a tokenizer returns, or a list of it")
+        raise TypeError("encoded_inputs has no input_ids, expected a result of a tokenizer, or a list of them")
     ids = encoded["input_ids"]
     single = len(ids) > 0 and not hasattr(ids[0], "__len__")
     columns = {name: [values] if single else list(values) for name, values in encoded.items()}
     for name, values in columns.items():
         if len(values) != len(columns["input_ids"]):
-            raise ValueError(f"{name} has {len(values)} rows, expected {len(columns['input_ids'])}, as input_ids has")
+            raise ValueError(f"{name} has {len(values)} rows, expected {len(columns['input_ids'])}, like input_ids")
         if name in PADDED:
             columns[name] = [as_ids(f"{name}[{row}]", value) for row, value in enumerate(values)]
     return columns, single
@@ -179,5 +179,5 @@ def as_arrays(columns: dict[str, list]) -> dict[str, np.ndarray]:
         try:
             arrays[name] = as_array(name, rows) if name in PADDED else np.array(rows)
         except ValueError as error:
-            raise ValueError(f"{name} makes no array: {error}") from error
+            raise ValueError(f"{name} cannot form an array: {error}") from error
     return arrays

@@ -129,7 +129,7 @@ def _unigram(
     ids = {piece: number for number, (piece, _) in enumerate(pieces)}
     unknown = ids.get(special["unk_token"], ids.get(source.unknown))
     if unknown is None or len(ids) != len(pieces):
-        raise CheckpointError(f"{file} has other first pieces than {changes} expects")
+        raise CheckpointError(f"{file} has first pieces that differ from those of {changes}")
     return models.Unigram(pieces, unknown, source.byte_fallback)
 
 
@@ -193,7 +193,7 @@ def set_options(backend: Tokenizer, settings: TokenizerSettings) -> None:
         raise ValueError(f"{TOKENIZER_JSON} has nothing that {', '.join(sorted(unable))} could change")
     _set_normalization(backend, settings)
     prefix_space = settings.options.get("add_prefix_space")
-    # An equal value changes nothing: LUKE's offsets say otherwise, and stay.
+    # An equal value changes nothing, so that LUKE's own setting for offsets stays.
     if prefix_space is None or options_of(backend).get("add_prefix_space", prefix_space) == prefix_space:
         return
     for step in _pre_tokenizers(backend):

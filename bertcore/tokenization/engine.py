@@ -25,14 +25,14 @@ PARALLEL_TEXTS = 16  # fewer texts are encoded one by one: no thread pool is sta
 # Characters or token ids beyond which the pool is used nevertheless: calls without it keep the interpreter, and with it
 # all other Python threads, waiting (0.3 s for 250,000 characters).
 PARALLEL_SIZE = 1 << 12
-MOST_COPIES = 32  # each is small, but a caller may come with ever new lengths
+MOST_COPIES = 32  # each is small, but callers may use ever new lengths
 PIECE = 1 << 15  # characters of a long text that are tokenized at a time
 
 _pool_used = False
 
 
 class Engine:
-    """Encodes texts, or pairs of texts, by `plain`, which must not change, with a truncation; threads may share it."""
+    """Encoder of texts, or pairs of texts, by `plain`, which must not change; threads may share it."""
 
     def __init__(self, plain: "tokenizers.Tokenizer"):
         plain.no_truncation()
@@ -160,7 +160,7 @@ class library_errors:  # a function of contextlib costs three times as much, onc
 
 
 def _expressions(tokenizer: "tokenizers.Tokenizer | None") -> str:
-    """Return those of the tokenizer's file, in JSON."""
+    """Return the tokenizer's regular expressions in JSON, as the end of an error message."""
     parts = [getattr(tokenizer, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
     states = "".join(part.__getstate__().decode() for part in parts if part is not None)
     found = re.findall(r'"Regex":("(?:[^"\\]|\\.)*")', states)

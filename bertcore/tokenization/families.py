@@ -24,10 +24,10 @@ class AddedTokenSettings:
 
 @dataclass(frozen=True)
 class PieceChanges:
-    """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail (fairseq's differ so).
+    """The vocabulary made of a SentencePiece file's pieces: head + pieces[skipped:] + tail (as in fairseq).
 
-    head and tail hold names of special tokens ("pad_token"), or pieces with their score; those of the tail are special,
-    too (T5's sentinels).
+    head and tail hold names of special tokens ("pad_token"), or pieces with their score. Pieces in the tail are also
+    special tokens (T5's sentinels).
     """
 
     head: tuple[str | tuple[str, float], ...] = ()
@@ -110,7 +110,7 @@ _ALBERT = TokenizerFamily(
     defaults={"do_lower_case": True},
 )
 
-# For a tokenizer.json of an unknown family, which alone decides.
+# For a tokenizer.json of an unknown family; the file alone decides.
 GENERIC = TokenizerFamily(model="any", vocabulary_files=(), special_tokens={}, single="", pair="")
 
 # By transformers' class name, without the ending "Fast".

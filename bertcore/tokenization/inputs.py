@@ -101,7 +101,7 @@ def read_truncation(
         raise ValueError("truncation='only_second' needs text_pair")
     length = _length("truncation", max_length, model_max_length)
     if length < special:
-        raise ValueError(f"max_length is {length}, expected at least {special}: so many special tokens are added")
+        raise ValueError(f"max_length is {length}, expected at least {special}, the number of special tokens")
     # Two texts that are both too long share the row.
     piece = (length - special) // 2 if pair and strategy == "longest_first" else length - special
     if stride and stride >= piece:

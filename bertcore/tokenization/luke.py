@@ -169,7 +169,7 @@ class LukeTokenizer(Tokenizer):
     def _with_entities(self, texts: Texts, mentions: list[Any], most: int, options: CallOptions) -> BatchEncoding:
         cut, fill = self._limits(options, pair=texts.second is not None)
         if fill.strategy and fill.side == "left":
-            raise ValueError("padding_side is 'left'; entities' positions count from a row's first column: 'right'")
+            raise ValueError("padding_side is 'left', expected 'right': entity positions count from the first column")
         given = [texts.first] if texts.second is None else [texts.first, texts.second]
         columns = [self._tokenized(some, own) for some, own in zip(given, mentions, strict=False)]
         encodings, rows = [], []
@@ -187,7 +187,7 @@ class LukeTokenizer(Tokenizer):
         """Return the entities of each text, checked; `argument` is the name of the spans in errors."""
         if spans is None:
             if names is not None:
-                raise ValueError(f"entities are given without {argument}")
+                raise ValueError(f"entities are given without {argument}, expected both")
             return [Mentions() for _ in texts]
         task, found = self.task if argument == "entity_spans" else None, []
         _check_rows(argument, spans, texts)
@@ -222,7 +222,7 @@ class LukeTokenizer(Tokenizer):
         """Join a text's pieces, with a marker before and after each span; also return the tokens of each span."""
         ordered = sorted(spans)
         if markers and any(end > start for (_, end), (start, _) in pairwise(ordered)):
-            raise ValueError(f"the entity_spans {ordered} overlap, expected apart for the task {self.task!r}")
+            raise ValueError(f"the entity_spans {ordered} overlap, expected spans apart for the task {self.task!r}")
         around = [[marker] for marker in markers] or [[] for _ in spans]
         parts, starts, ends = [pieces[0]], {}, {}
         for place, piece in zip(places, pieces[1:], strict=True):
@@ -261,7 +261,7 @@ class LukeTokenizer(Tokenizer):
 def _kept_entities(
     encoding: "Encoding", parts: Sequence[tuple["Encoding", list[Span]]], ids: list, cut: Truncation | None
 ) -> EntityRow:
-    """Return the entities that truncation left, their tokens counted from the row's start; warn of the others."""
+    """Return the entities that truncation left, their tokens counted from the row's start; warn about the others."""
     row = EntityRow([], [])
     sequences = encoding.sequence_ids
     for number, (part, spans) in enumerate(parts):
@@ -286,7 +286,7 @@ def _stated_count(stated: Mapping[str, Any], name: str, default: int) -> int:
 
 
 def _read_entities(file: Path, special: Mapping[str, str]) -> dict[str, int]:
-    """Read the ids of the entities in `file`; {} if it does not exist. CheckpointError if a special one is missing."""
+    """Read the ids of the entities in `file`; {} without one. Raises CheckpointError if a special entity is missing."""
     if not file.is_file():
         return {}
     found = read_json_object(file)

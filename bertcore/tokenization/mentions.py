@@ -112,7 +112,7 @@ def mention_rows(
     With `markers` a row has entity_start_positions, the columns of the markers before the entities; without, it has the
     entities that LUKE's tokenizer makes, and its own markers.
 
-    Raises ValueError if the tokenizer is not LUKE's of the task with this number of entities.
+    Raises ValueError, without `markers`, unless the tokenizer is LUKE's for this number of entities.
     """
     pairs = zip(texts, spans, strict=True)
     both = [(text, []) if markers is None else marked(text, each, markers) for text, each in pairs]
@@ -139,7 +139,7 @@ def mention_rows(
 
 
 def without_task(tokenizer: Any) -> Any:
-    """Return LUKE's tokenizer as one that takes texts alone; another one is returned as it is."""
+    """Return LUKE's tokenizer as one that takes only texts; return any other tokenizer unchanged."""
     if getattr(tokenizer, "task", None) is None:
         return tokenizer
     plain = copy.copy(tokenizer)
@@ -202,7 +202,7 @@ def candidates(text: str, offsets: Sequence[Sequence[int]], width: int) -> Candi
 def span_arrays(
     starts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]], entities: Mapping[str, int] | None
 ) -> dict[str, np.ndarray]:
-    """Return the inputs of the spans of a batch, (rows, spans), -1 where there are no more.
+    """Return the inputs of the spans of a batch, (rows, spans), filled with -1.
 
     `starts` and `ends` are the columns of the spans' first and last tokens; `entities` is `entities_of` for LUKE.
     """
@@ -223,7 +223,7 @@ def span_arrays(
 
 
 def entities_of(tokenizer: Any) -> dict[str, int]:
-    """Return the argument `entities` of `span_arrays` for LUKE's tokenizer; ValueError for one without entities."""
+    """Return the argument `entities` of `span_arrays` for LUKE's tokenizer. Raises ValueError without entities."""
     if not getattr(tokenizer, "entity_vocab", None):
         raise ValueError("tokenizer has no entity_vocab, expected LUKE's, with entity_vocab.json in its folder")
     return {"mask": tokenizer.special_entity_ids["entity_mask_token"], "longest": tokenizer.max_mention_length}
@@ -232,15 +232,15 @@ def entities_of(tokenizer: Any) -> dict[str, int]:
 def apart(spans: Sequence[Span], scores: Sequence[float], *, nested: bool = False, several: bool = False) -> list[int]:
     """Return which spans to keep so that none overlap: the highest scores first (Yamada et al. 2020, section 4.3).
 
-    With `nested` one may lie within another; with `several` equal spans are all kept. Of equal scores the first span
-    wins. The result is in the order of their starts.
+    With `nested` one span may lie within another; with `several` equal spans are all kept. If scores are equal, the
+    first span wins. The result is in the order of the spans' starts.
     """
     most = max((end for _, end in spans), default=0)
     kept: list[int] = []
     chosen: set[Span] = set()
     taken = np.zeros(most, bool)
     longest = np.zeros(most, np.int64)  # the end of the longest kept span that begins at each place
-    earliest = np.full(most, most)  # the start of the longest one whose last place this is
+    earliest = np.full(most, most)  # the start of the longest kept span that ends with each place
     for number in sorted(range(len(spans)), key=lambda each: -scores[each]):
         start, end = spans[number]
         if (start, end) in chosen:

@@ -22,9 +22,9 @@ class PromptedText:
     """A text behind its labels as token ids.
 
     Attributes:
-        words_mask: 1, 2, ... at the token whose state is the first word that was read, the second one, ...; else 0.
-        words: the numbers in the text of the words that were read, and then of those that were not: without tokens (of
-            control characters), or behind the end of what the model takes.
+        words_mask: 1, 2, ... at the token whose state is that of the first word read, the second one, ...; else 0.
+        words: the numbers of the text's words: first those that were read, then those that were not, because they have
+            no tokens (control characters) or lie beyond the model's limit.
         was_cut: whether there were more words.
     """
 
@@ -38,7 +38,7 @@ class PromptedText:
 
 
 class PromptReader:
-    """Puts labels before texts, `ent_token` before each label and `sep_token` after the last one.
+    """Reader that puts labels before texts: `ent_token` before each label, `sep_token` after the last one.
 
     Texts are cut to `max_words`, and with the labels to `max_tokens`. With `pools_last` a word's state is that of its
     last token. Raises ValueError for a tokenizer without one of the tokens.
@@ -49,7 +49,7 @@ class PromptReader:
     ):
         for token in (ent_token, sep_token):
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
-                raise ValueError(f"tokenizer has no token {token!r}, expected one of GLiNER's models")
+                raise ValueError(f"tokenizer has no token {token!r}, expected a GLiNER model's tokenizer")
         self.tokenizer, self.ent_token, self.sep_token = tokenizer, ent_token, sep_token
         self.max_words, self.max_tokens, self.pools_last = max_words, max_tokens, pools_last
 

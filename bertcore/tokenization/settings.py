@@ -58,7 +58,7 @@ class TokenizerSettings:
     """A tokenizer's settings, under transformers' names.
 
     Attributes:
-        tokenizer_class: without the ending "Fast"; "" if no file states it, nor config.json the type of its model.
+        tokenizer_class: without the ending "Fast"; "" if no file states it and config.json has no known model_type.
         special_tokens: the named special tokens ("mask_token", ...) that the files state.
         extra_special_tokens: further special tokens, which have no name.
         added_tokens: tokens with their ids, beyond the vocabulary file.

@@ -49,7 +49,7 @@ class Tokenizer(Vocabulary):
         self._settings = settings
         self._family = built.family
         self._widths = {"offset_mapping": 2}
-        self._last_cut: tuple[Any, Truncation | None] = None, None  # of encode_beginnings, checked
+        self._last_cut: tuple[Any, Truncation | None] = None, None  # of encode_beginnings: its checked arguments
         self.model_max_length = settings.model_max_length
         self.model_input_names = list(settings.model_input_names or built.family.input_names)
         self.padding_side = settings.padding_side or built.family.padding_side
@@ -105,7 +105,7 @@ class Tokenizer(Vocabulary):
 
         Raises:
             TypeError: a text that is not a string, named with its index.
-            ValueError: other bad arguments; text_pair of another count than text; max_length below the number of
+            ValueError: other bad arguments; unequal numbers of text_pair and text; max_length below the number of
                 special tokens; a text that is not valid Unicode (a lone surrogate); rows of different length for
                 return_tensors.
         """
@@ -148,7 +148,7 @@ class Tokenizer(Vocabulary):
             self._last_cut = known, cut
         try:
             return self._engine.beginnings(texts, cut)
-        except TypeError:  # of the library, for what is not text and what cannot be encoded as UTF-8
+        except TypeError:  # the library's, for non-text and for text that cannot be encoded as UTF-8
             read_texts(texts, None).check_unicode()
             raise
 
@@ -173,8 +173,8 @@ class Tokenizer(Vocabulary):
         """Pad rows of token ids to one length.
 
         Args:
-            encoded_inputs: what a call returned, or a list of that, one for each text. Other columns (labels) stay as
-                they are.
+            encoded_inputs: the result of a call, or a list of results, one for each text. Other columns (labels) stay
+                as they are.
             padding: as in a call; so are max_length, pad_to_multiple_of, padding_side, return_attention_mask and
                 return_tensors.
 
@@ -219,7 +219,7 @@ class Tokenizer(Vocabulary):
         class_name = settings.tokenizer_class
         if family is GENERIC and class_name in ("", *GENERIC_CLASSES):
             class_name = "PreTrainedTokenizerFast"
-        config = {  # more than tokenizer.json has: transformers reads some of it from here alone
+        config = {  # beyond tokenizer.json: transformers reads some settings only from here
             **family.defaults,
             **settings.options,
             **settings.entities,
@@ -247,7 +247,7 @@ class Tokenizer(Vocabulary):
         )  # fmt: skip
         fill = read_padding(options, side=self.padding_side, cut=cut, model_max_length=self.model_max_length)
         if fill.strategy and self.pad_token_id is None:
-            raise ValueError("padding needs a pad token, and the tokenizer's files state none")
+            raise ValueError("padding needs a pad token, but the tokenizer's files state none")
         return cut, fill
 
     def _encode(
@@ -263,7 +263,7 @@ class Tokenizer(Vocabulary):
             raise
 
     def _check_pairs(self, texts: Texts, cut: Truncation, add_special_tokens: bool) -> None:
-        """Raise ValueError for a pair whose uncut text leaves no tokens to the other (the library would abort)."""
+        """Raise ValueError for a pair whose uncut text leaves no tokens for the other (the library would abort)."""
 
         def lengths(column):
             return [len(one) for one in self._engine.encode([(text,) for text in column], None, False, texts.split)]

@@ -62,7 +62,7 @@ def train_tokenizer(
         vocab_size: the most tokens, special ones included.
         tokenizer_class: the family that gives special tokens and rules, by its name in transformers; by default
             BertTokenizer, RobertaTokenizer or AlbertTokenizer.
-        min_frequency: the least occurrences of a pair that becomes a token of "wordpiece" or "bpe".
+        min_frequency: the fewest occurrences of a pair that becomes a token of "wordpiece" or "bpe".
         lower_case: lower-case texts (and, for BERT and ALBERT, strip accents); None for the family's default.
             Byte-level BPE cannot.
         model_max_length: the most tokens that the model takes.
@@ -99,7 +99,7 @@ def _settings(name: str, family: TokenizerFamily, lower_case: bool | None, longe
             raise TypeError(f"lower_case is {lower_case!r}, expected True, False or None")
         can = family.model == "word_piece" or "lower_case" in family.normalization
         if lower_case and not can:
-            raise ValueError(f"lower_case is True, and a {name} keeps upper case")
+            raise ValueError(f"lower_case is True, but a {name} keeps upper case")
         options = {"do_lower_case": lower_case} if can else {}
     return TokenizerSettings(tokenizer_class=name, options=options, model_max_length=longest)
 

@@ -245,4 +245,4 @@ class TestSentencePiece:
         write_family(tmp_path, "XLMRobertaTokenizer")
         file = tmp_path / "sentencepiece.bpe.model"
         file.write_bytes(sentencepiece_model(["a", "b"], ("<unk>", 0), words=["<s>", "</s>"]))
-        refuses(CheckpointError, r"sentencepiece\.bpe\.model has other first pieces than", load, tmp_path)
+        refuses(CheckpointError, r"sentencepiece\.bpe\.model has first pieces that differ", load, tmp_path)

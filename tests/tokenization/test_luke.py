@@ -84,7 +84,7 @@ class TestTasks:
         ("entity_classification", None, "entity_spans is None; the task 'entity_classification' needs them"),
         ("entity_classification", [FIRST, SECOND], r"entity_spans\[0\] has 2 spans, expected 1 for the task"),
         ("entity_pair_classification", [FIRST], r"entity_spans\[0\] has 1 spans, expected 2"),
-        ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected apart"),
+        ("entity_pair_classification", [(0, 9), (4, 13)], r"the entity_spans .* overlap, expected spans apart"),
     ])  # fmt: skip
     def test_wrong_spans(self, folder, task, spans, message):
         refuses(ValueError, message, load(folder, task=task), TEXT, entity_spans=spans)

@@ -226,7 +226,7 @@ def test_other_columns_stay(tokenizer):
     rows = [tokenizer("the") | {"label": 1}, tokenizer("the value") | {"label": 0}]
     found = tokenizer.pad(rows, return_tensors="np")
     assert found["label"].tolist() == [1, 0] and found.input_ids.shape == (2, 4)
-    with pytest.raises(ValueError, match="words makes no array"):
+    with pytest.raises(ValueError, match="words cannot form an array"):
         tokenizer.pad([rows[0] | {"words": [1]}, rows[1] | {"words": [1, 2]}], return_tensors="np")
 
 
@@ -239,7 +239,7 @@ def test_one_row(tokenizer):
 @pytest.mark.parametrize(("rows", "error", "message"), [
     (3, TypeError, "encoded_inputs has no input_ids"),
     ({"ids": [1]}, TypeError, "encoded_inputs has no input_ids"),
-    ([[1, 2]], TypeError, "encoded_inputs is a list of other things than rows"),
+    ([[1, 2]], TypeError, "encoded_inputs has items that are not mappings"),
     ([{"input_ids": [1]}, {"ids": [1]}], ValueError, r"encoded_inputs\[1\] has ids, expected input_ids"),
     ({"input_ids": [[1]], "labels": [1, 2]}, ValueError, "labels has 2 rows, expected 1"),
     ({"input_ids": [["a"]]}, TypeError, r"input_ids\[0\]\[0\] is str, expected an integer"),

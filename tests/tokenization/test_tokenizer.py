@@ -195,7 +195,7 @@ class TestBadInput:
 
     def test_ragged_rows_make_no_array(self, tokenizer):
         with pytest.raises(
-            ValueError, match="input_ids has rows of 3 to 4 tokens, which make no array; pass padding=True"
+            ValueError, match="input_ids has rows of 3 to 4 tokens, which cannot form an array; pass padding=True"
         ):
             tokenizer(["the value", "the"], return_tensors="np")
 
