@@ -29,7 +29,7 @@ class Gradients(dict[str, Any]):
         self._whole: dict[Parameter, tuple[Any, dict[str, Any]]] = {}
 
     def add(self, parameter: Parameter, gradient: Any) -> None:
-        """Add the gradient of one parameter, of the shape that it computes in."""
+        """Add the gradient of one parameter, in the shape that it computes in."""
         if len(parameter.names) == 1 and parameter.layout is None:
             name = parameter.names[0]
             self._whole[parameter], self[name] = (gradient, {name: gradient}), gradient
@@ -76,7 +76,7 @@ def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> l
 def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     for name, shape in parameter.expected.items():
         if name not in grads:
-            raise ValueError(f"grads has no {name!r}, which is to be trained")
+            raise ValueError(f"grads has no {name!r}, expected the gradient of each trained tensor")
         if not hasattr(grads[name], "dtype"):
             raise TypeError(f"grads[{name!r}] is {type(grads[name]).__name__}, expected an array of shape {shape}")
         if grads[name].shape != shape:
@@ -87,9 +87,9 @@ def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
 
 
 def multiplied_gradients(factor: Any) -> AbstractContextManager[None]:
-    """Return a block that multiplies all gradients by `factor`, an array without axes or None, from the loss on.
+    """Return a block that multiplies all gradients by `factor`, a 0-d array or None, from the loss on.
 
-    Gradients that would vanish in float16 do not.
+    This keeps small gradients from vanishing in float16.
     """
     return within(_factor, factor)
 
@@ -119,7 +119,7 @@ def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[
 
     Args:
         model: of any class.
-        loss: the caller's own loss in the place of the model's: `loss(out)` is given the model's output and returns the
+        loss: the caller's own loss instead of the model's: `loss(out)` is given the model's output and returns the
             loss and its gradients with respect to the output's fields, {"logits": array, ...}, each as `vjp` takes
             them; `out.loss` then is that loss. An example, the squared length of each sequence's first hidden state:
 
@@ -163,7 +163,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
         version = model.version
         with Tape() as tape:
             out = model(*args, **batch)
-            fields = dict(out.items())  # reads, and so records, what was left for later
+            fields = dict(out.items())  # reads, and so records, fields that are computed when read
 
         def pullback(gradients: Mapping[str, Any]) -> Gradients:
             if not fields:
@@ -268,7 +268,7 @@ def _check_adapters(parameters: list[Parameter], found: Mapping[Any, Any], grads
     adapters = [parameter.adapter for parameter in parameters if parameter.adapter is not None]
     factors = (factor for adapter in adapters for factor in adapter.parameters())
     if any(factor in found and factor.names[0] not in grads for factor in factors):
-        raise ValueError("this model has adapters: it is differentiated as the PeftModel that it was made into")
+        raise ValueError("this model has adapters: differentiate the PeftModel made from it")
 
 
 def _check_any(items: Iterable[Any]) -> None:
@@ -279,7 +279,7 @@ def _check_any(items: Iterable[Any]) -> None:
 def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield (field or part of one, its gradient in its dtype and memory) for each gradient that is not None."""
     if all(gradient is None for gradient in gradients.values()):
-        raise ValueError("gradients is empty, expected those of one field at least")
+        raise ValueError("gradients is empty, expected those of at least one field")
     for name, gradient in ((name, each) for name, each in gradients.items() if each is not None):
         if name not in fields:
             raise ValueError(f"gradients has {name!r}, which the output does not have; it has {', '.join(fields)}")

@@ -1,4 +1,4 @@
-"""A pass through a model: the settings that it depends on, mixed precision and options of losses among them.
+"""A pass through a model: the settings that it depends on, including mixed precision and loss options.
 
 The public settings (`use_backend`, `autocast`, a tape, `Model.train`) are read once, where a model is called. From then
 on they are a `Pass`, the first argument, `run`, of every block, parameter read and operation.
@@ -56,12 +56,12 @@ def autocast(dtype: str) -> AbstractContextManager[None]:
         with autocast("bfloat16"):
             out, grads = value_and_grad(model)(**batch)
 
-    The parameters and their gradients stay float32 (Kalamkar et al. 2019, arXiv:1905.12322). On the CPU, "bfloat16"
-    alone, both factors of each product with the weight of a linear map, forward and backward, are rounded, and their
-    products summed in float32; all else is float32. A CPU that multiplies bfloat16 faster than float32 gains by it; on
-    others the backend numba rounds the weights alone. On a GPU all parameters are rounded, and activations and their
-    gradients are of `dtype`; sums of products, norms, softmaxes and losses are float32. Gradients in "float16" may
-    vanish: see `TrainingArguments(fp16=True)`.
+    The parameters and their gradients stay float32 (Kalamkar et al. 2019, arXiv:1905.12322). On the CPU, only
+    "bfloat16" is possible: both factors of each product with the weight of a linear layer are rounded, forward and
+    backward, and their products summed in float32; all else is float32. It is faster on a CPU that multiplies bfloat16
+    faster than float32; on others the backend numba rounds only the weights. On a GPU all parameters are rounded, and
+    activations and their gradients are of `dtype`; sums of products, norms, softmaxes and losses are float32. Gradients
+    in "float16" may vanish: see `TrainingArguments(fp16=True)`.
 
     Raises:
         ValueError: for another dtype; from a model's call, for "float16" on the CPU.
@@ -77,7 +77,7 @@ def use_class_options(options: ClassOptions) -> Any:
 
 
 def use_loss_factors(factors: tuple[float, ...]) -> Any:
-    """Return a block in which a loss that is a sum multiplies its summands by these, and leaves out those of 0."""
+    """Return a block in which a loss that is a sum multiplies its summands by these; a factor of 0 leaves one out."""
     return within(_loss_factors, factors)
 
 
@@ -121,14 +121,14 @@ class Seeds:
 
 @dataclass
 class Trace:
-    """The notes that one pass takes of its layers and heads; None for what is not noted.
+    """The values that one pass keeps of its layers and heads; None for values not kept.
 
     Attributes:
         states: the input of each layer and the output of the last.
         attentions, projections: each layer's probabilities, and its (query, key, value).
         shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
         shows_states: whether the caller asked for the states (an adapter may need them for itself).
-        layers: how many layers run, for a model that continues from there by itself; None for all.
+        layers: how many layers run, for a model that continues from there on its own; None for all.
         scores: scores of labelled tokens, (labels, words), of language models.
         losses: the summands of the loss.
     """
@@ -151,7 +151,7 @@ class Trace:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is noted of the layers."""
+        """True if nothing is kept of the layers."""
         return self.states is None and self.attentions is None and self.projections is None
 
 
@@ -165,7 +165,7 @@ class Cache(Protocol):
 
 
 class Graph(Protocol):
-    """A graph that an operation notes itself in, in place of computing: `formats.onnx_operations.Graph`."""
+    """A graph that operations add themselves to instead of computing: `formats.onnx_operations.Graph`."""
 
     def call(self, operation: Any, run: Pass, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
         """Return the operation's output."""
@@ -182,13 +182,13 @@ class Pass:
         autocast: the dtype of `autocast`, or None.
         tape: the tape that records the pass, or None.
         seeds: the source of dropout's seeds, or None if nothing is dropped.
-        trace: the notes that the pass takes.
+        trace: the values that the pass keeps.
         cache: keys and values of a generation, or None.
         class_options: how losses compare labels that are classes, or None.
         loss_factors: the factors on the summands of a loss; () for 1.
         is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
-        graph: the graph of another runtime that notes the operations, or None; is_noted is True beside one.
-        place: (backend, gpu, autocast); what is made of parameters is kept for one place.
+        graph: the graph of another runtime that the operations are added to (is_noted is then True), or None.
+        place: (backend, gpu, autocast); everything prepared from parameters is kept per place.
         is_inference: whether neither a tape records nor anything is dropped.
     """
 
@@ -217,8 +217,8 @@ class Pass:
 
         Args:
             like: an array whose memory the backend "auto" follows; host memory by default.
-            trace: the notes to take; none by default.
-            seeds: of dropout, which is applied if they are given.
+            trace: the values to keep; none by default.
+            seeds: the source of dropout's seeds; None for no dropout.
 
         Raises:
             BackendUnavailable: if the backend in force cannot run here.

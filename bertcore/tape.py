@@ -83,7 +83,7 @@ Tensor = Any
 
 @dataclass(slots=True)
 class _Record:
-    """An operation: its outputs, its inputs (a gradient is wanted of those that are Variables), and its pullback."""
+    """An operation: its outputs, its inputs (Variables are given gradients), and its pullback."""
 
     outputs: tuple[Variable, ...]
     inputs: Sequence[Any]
@@ -120,7 +120,7 @@ class Tape:
         _current.reset(self._tokens.pop())
 
     def leaf(self, key: Hashable, value: Any, form: Hashable = "array", dtype: Any = None) -> Variable:
-        """Return the Variable that stands for `key` (a parameter) in one of its forms, `value` the first time.
+        """Return the Variable for `key` (a parameter) in one of its forms, made of `value` at the first call.
 
         The gradients of all forms of one key are summed, in `dtype` if it is given.
         """
@@ -167,8 +167,8 @@ class Tape:
         The records are used up: what an operation kept for its pullback is freed once that has run, and the leaves are
         freed at the end.
 
-        Given `take`, call it with each key and its gradient as soon as no operation that is left takes the leaf: its
-        value may change then. Return the gradients that were not taken (of an `output` that is a leaf).
+        Given `take`, call it with each key and its gradient as soon as no remaining operation takes the leaf, whose
+        value may then change. Return the gradients that were not taken (of an `output` that is a leaf).
         """
         if output.key is not None:
             return {output.key: seed}
@@ -199,7 +199,7 @@ class Tape:
                     known = pending.get(source)
                     pending[source] = part if known is None else known + part
             if uses is not None and not (is_needed and type(record) is _Checkpoint):
-                part = parts = known = None  # they would keep the gradients that are taken
+                part = parts = known = None  # they would keep the taken gradients alive
                 for key in record.leaves:
                     uses[key] -= 1
                     if not uses[key] and key in found:
@@ -209,7 +209,7 @@ class Tape:
 
 
 def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> Any:
-    """Return a leaf's gradient `known` plus one more part, as an array of its own: parts may be one array twice."""
+    """Return a leaf's gradient `known` plus one more part, as an array of its own: parts may hold one array twice."""
     if isinstance(part, Addend):
         return part.added_to(known, dtype)
     if known is not None:
@@ -224,18 +224,18 @@ def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any]
                 users += 1
             elif other is not None and not isinstance(other, Addend):
                 users += may_share(part, other)
-    return part if users <= 1 else part.copy()  # the one is itself
+    return part if users <= 1 else part.copy()  # the one user is the part itself
 
 
 def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Return block(*args, **options), keeping no intermediate result: the backward runs the block again.
 
-    A layer that is called so costs one more forward, and only its output stays in memory (Chen et al. 2016,
+    A layer called in this way costs one more forward, and only its output stays in memory (Chen et al. 2016,
     arXiv:1604.06174). The gradients have the same bits. Without a tape it is a call of the block.
 
-    `block` returns one Variable, or a tuple with some. It runs twice, so it must compute the same both times (random
-    numbers take their seed from its arguments). Only its output may be used outside; using anything else that it made
-    is an error.
+    `block` returns one Variable, or a tuple that has some. It runs twice, so it must compute the same both times
+    (random numbers take their seed from its arguments). Only its output may be used outside; using anything else that
+    it made is an error.
     """
     tape = current_tape()
     return block(*args, **options) if tape is None else tape.checkpoint(lambda: block(*args, **options))

@@ -189,7 +189,7 @@ def test_pretraining_has_the_heads_of_the_objective_or_none(name, monkeypatch):
         calls.append((AutoModelForPreTraining.from_pretrained, PRESETS[name].hub_id))
     for call, argument in calls:
         if name in OTHER_HEADS:
-            refuses(ValueError, f"{name} was pretrained with .* take AutoModel", call, argument)
+            refuses(ValueError, f"{name} was pretrained with .* use AutoModel", call, argument)
         else:
             call(argument)
     assert len(made) == (0 if name in OTHER_HEADS else len(calls))

@@ -1,9 +1,9 @@
 """The integers of a batch side by side in one array on the GPU: one copy takes them there.
 
 The array has capacity for more tokens and sequences than the batch: the next of a few sizes, so that batches of other
-sizes have the same layout, and one captured pass serves them. In inference nothing reads what stands behind the batch.
-In training it takes part in sums, to which it adds zero times whatever stands there: these must be numbers, so the
-tokens behind are cut into sequences as well, which every kernel computes.
+sizes have the same layout, and one captured pass serves them. In inference nothing reads the entries behind the
+batch. In training they take part in sums, multiplied by zero: they must be finite numbers, so the tokens behind the
+batch are also cut into sequences, which every kernel computes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def capacities_for(tokens: int, sequences: int, *, in_training: bool) -> tuple[i
 
 
 def offsets_behind(offsets: np.ndarray, capacity: int, last: int) -> np.ndarray:
-    """Return the offsets behind those of a batch, up to the capacity: of sequences of nearly one length, to `last`."""
+    """Return the offsets behind those of a batch, up to the capacity: sequences of nearly one length, up to `last`."""
     return np.linspace(offsets[-1], last, capacity - len(offsets) + 1)[1:]
 
 
@@ -69,7 +69,7 @@ class IntegerBuffer:
 
     @classmethod
     def of(cls, run: Pass, arrays: Mapping[str, np.ndarray | None], sequences: int) -> IntegerBuffer:
-        """Upload arrays (tokens,), "cu_seqlens", "first_tokens" and "last_tokens"; a None has no part.
+        """Upload arrays (tokens,), "cu_seqlens", "first_tokens" and "last_tokens"; None entries are skipped.
 
         "cu_seqlens" is (sequences + 1,); first and last tokens are of at most `sequences`. Beyond the batch's tokens
         and sequences stand zeros, and offsets of empty sequences; in training offsets that divide all tokens of the
@@ -113,5 +113,5 @@ class IntegerBuffer:
         return tuple((name, part.capacity) for name, part in self.parts.items())
 
     def with_capacity(self, array: Any) -> dict[str, Any]:
-        """Return the arrays of this layout in another array, with all of their capacity."""
+        """Return the arrays of this layout in another array, at full capacity."""
         return {name: array[first : first + capacity] for name, (first, _, capacity) in self.parts.items()}

@@ -52,8 +52,8 @@ def run(run: Pass, encoder: Executable, inputs: EncoderInput) -> Tensor:
 def in_groups(encoder: Executable, inputs: EncoderInput, forward: Callable[[EncoderInput], Tensor]) -> Tensor:
     """Return the results of `forward` for groups of a large batch in host memory, joined.
 
-    What passes from one operation to the next then stays in the processor's cache (and memory is bounded by a group).
-    Sequences do not see each other, so the result has the same bits.
+    Intermediate results then stay in the processor's cache, and their memory is bounded by a group. Sequences do not
+    see each other, so the result has the same bits.
     """
     if not inputs.is_plain or encoder.adapter.needs_whole_batch or not isinstance(inputs.input_ids, np.ndarray):
         return forward(inputs)

@@ -1,16 +1,16 @@
 """The CUDA graphs of a model's passes: when a pass is captured, and which graphs are kept.
 
-One capture holds our kernels, CuPy's and cuBLASLt's alike, with their arguments as they are; one launch does all of it
-again, so that Python's time for each kernel is spent once for each layout and not for each pass.
+One capture holds kernels of bertcore, CuPy and cuBLASLt alike, with their arguments; one launch replays all of them, so
+that Python's time for each kernel is spent once for each layout and not for each pass.
 
 The policy: a layout is captured the second time it is seen, and the least recently used of MOST_KEPT are kept, all of
-one version of what they read. A capture takes three passes. What the pass is given is copied into arrays that stay; the
-pass runs once so that whatever is made at a first use (compiled kernels, tables) exists, and once to measure its memory
+one version of what they read. A capture takes three passes. The pass's inputs are copied into lasting arrays; it runs
+once so that everything made at first use (compiled kernels, tables) exists, and once to measure its memory
 (kernels/_cuda/capture.py); then it is captured. The graphs share a block of memory, the largest that one of them needs:
-what a pass leaves there is read before the next pass starts.
+a pass's results are read from it before the next pass starts.
 
-What the pass does must depend on the layout alone: it may not read the GPU's values, take arrays from the host or keep
-something for later. A pass that does, or that CUDA refuses, is NotCaptured, and no other pass of its model is tried.
+A pass must depend on the layout alone: it may not read values from the GPU, take arrays from the host or keep anything
+for later. Otherwise, or if CUDA refuses it, it raises NotCaptured, and no other pass of its model is tried.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MOST_SEEN = 64  # layouts remembered
 # A training pass that takes more of a GPU's memory than this has kernels that take longer than Python does for them,
 # and the memory is better left to passes of other layouts.
 MOST_OF_MEMORY = 1 / 8
-MOST_AT_ONCE = 3  # training passes of a model: an anchor, a text that is like it, and one that is not
+MOST_AT_ONCE = 3  # training passes of a model: an anchor, a similar text and a dissimilar one
 
 Build = Callable[..., Any]
 
 
 class NotCaptured(RuntimeError):
-    """A pass that runs but cannot be a CUDA graph, and why."""
+    """A pass runs but cannot be captured as a CUDA graph; the message says why."""
 
 
 def _cuda() -> Any:
@@ -44,13 +44,13 @@ def _cuda() -> Any:
 
 
 class Workspace:
-    """Memory on one GPU that one pass at a time has, on whichever stream, and the graphs that work there.
+    """Memory on one GPU for one pass at a time, on any stream, and the graphs that use it.
 
     Attributes:
         block: the memory; None before the first graph.
         graphs: by layout, the least recently used first; None for a layout that is not worth a graph.
         stream: the stream on which graphs are captured.
-        done: the event of the end of the last pass there.
+        done: the event recorded at the end of the last pass.
     """
 
     def __init__(self) -> None:
@@ -61,17 +61,17 @@ class Workspace:
         self._holder: Any = None
 
     def hold(self, holder: Any) -> None:
-        """Reserve the memory for `holder` as long as that lives."""
+        """Reserve the memory for `holder` as long as it lives."""
         self._holder = weakref.ref(holder)
 
     @property
     def is_free(self) -> bool:
-        """True if nothing that lives holds it."""
+        """True if no living object holds it."""
         return self._holder is None or self._holder() is None
 
     @contextmanager
     def in_turn(self) -> Iterator[Any]:
-        """Work in the memory on the current stream, which it yields: after what other streams do there."""
+        """Yield the current stream, for work in the memory after that of other streams."""
         stream = _cuda().get_current_stream()
         stream.wait_event(self.done)
         try:
@@ -80,7 +80,7 @@ class Workspace:
             self.done.record(stream)
 
     def arena(self, plan: MemoryPlan) -> Arena:
-        """Return the arena of a plan in the block, which grows if it is too small; graphs in a smaller one go."""
+        """Return the arena of a plan in the block, which grows if it is too small; its graphs are then dropped."""
         if self.block is None or self.block.mem.size < plan.nbytes:
             self.graphs.clear()
             self.block = _cuda().alloc(plan.nbytes)
@@ -99,7 +99,7 @@ class _Graph:
 
 
 class GraphCache:
-    """The graphs of a model, for any number of threads and streams: those of one version of what they read.
+    """The graphs of a model, for any number of threads and streams, all for one version of what they read.
 
     Args:
         most_workspaces: how many passes may be under way at once on a GPU, each in memory of its own.
@@ -116,7 +116,7 @@ class GraphCache:
         return type(self), ()  # a copy has arrays at other addresses
 
     def keep_only(self, version: Callable[[], Any]) -> None:
-        """Drop the graphs of other versions than version(), which keep what they read alive."""
+        """Drop graphs of versions other than version(): graphs keep what they read alive."""
         if any(workspace.graphs for workspaces in list(self._workspaces.values()) for workspace in workspaces):
             with self._lock:
                 self._keep_only(version())
@@ -136,9 +136,9 @@ class GraphCache:
     def _find(
         self, version: Any, key: Any, captured: Callable[[Workspace], _Graph | None]
     ) -> tuple[Workspace, Any] | None:
-        """Return a workspace that nothing holds and the graph of a layout there: the one kept, or `captured` now.
+        """Return a free workspace and the graph of a layout there: the one kept, or `captured` now.
 
-        None where the pass is to be computed without: the layout is new, all workspaces are held, memory does not
+        Return None if the pass must run without a graph: the layout is new, all workspaces are held, memory does not
         suffice, or the pass is not worth a graph. Raises NotCaptured if the pass cannot be captured.
         """
         self._keep_only(version)
@@ -179,7 +179,7 @@ class GraphCache:
             self._is_refused = True
             self._drop_all()
             raise
-        except MemoryError:  # beside what a pass takes by itself: later there may be more
+        except MemoryError:  # beyond what a pass takes without a graph; later there may be more
             self._seen.pop(place, None)
             return
         workspace.graphs[place[1]] = graph
@@ -191,8 +191,8 @@ class GraphCache:
 class InferenceGraphs(GraphCache):
     """The graphs of passes without a tape.
 
-    A batch is one copy into the array that its graph reads, one launch, and of each result one copy of the rows that
-    are the batch's own, all on the caller's stream; another stream's pass waits for it there, not on the host.
+    A batch takes one copy into the array that its graph reads, one launch, and one copy of its rows of each result, all
+    on the caller's stream; a pass on another stream waits on the GPU, not on the host.
     """
 
     def __init__(self) -> None:
@@ -204,8 +204,8 @@ class InferenceGraphs(GraphCache):
         Args:
             version: of the parameters.
             key: the layout, and what else the pass depends on.
-            build: computes a pass of an array like `batch`: (a tuple of results, what must live as long as the graph:
-                whatever it reads that it did not make).
+            build: computes a pass of an array like `batch`; returns (a tuple of results, the objects that it reads but
+                did not make, which live as long as the graph).
             batch: integers, in an array whose shape the key decides.
             rows: how many rows of the results are wanted.
 
@@ -231,7 +231,7 @@ class _InferenceGraph(_Graph):
             arena = workspace.arena(plan)
             super().__init__(workspace)
             self._graph, (self._results, self._kept) = capture(workspace.stream, lambda: build(self._batch), arena)
-        except RuntimeError as error:  # CUDA's own are, too, except when memory does not suffice
+        except RuntimeError as error:  # CUDA's errors are such, too, except for lack of memory
             raise NotCaptured(str(error)) from error
 
     def run(self, workspace: Workspace, batch: Any, rows: int) -> tuple[Any, ...]:
@@ -243,15 +243,13 @@ class _InferenceGraph(_Graph):
 
 
 class TrainingGraphs(GraphCache):
-    """The graphs of passes whose gradients are wanted: of each its forward and its backward.
+    """The graphs of passes with gradients: a forward and a backward for each.
 
-    Both work in one block of memory, where what the forward keeps for the backward stays from one launch to the other.
-    Until then the pass holds the workspace; others that come meanwhile, as where one model encodes both texts of a
-    pair, have graphs in workspaces of their own. What passes read and may change between them has to stay at its
-    address: that is the version.
+    Both use one block of memory, where the arrays that the forward keeps stay until the backward is launched. Until
+    then the pass holds the workspace; other passes meanwhile, as when one model encodes both texts of a pair, have
+    workspaces of their own. Whatever passes read stays at its address; the version identifies it.
 
-    Beyond a batch's own rows an array is zeros: a pass has to see to it that zeros in a row of the output's gradient
-    are zeros in whatever that row adds to a gradient.
+    Rows beyond a batch's own are zeros: in a pass, zero rows of the output's gradient must add zeros to all gradients.
     """
 
     def __init__(self) -> None:
@@ -263,9 +261,9 @@ class TrainingGraphs(GraphCache):
         Args:
             version: of what passes read.
             key: the layout, and what else the pass depends on.
-            build: computes a pass of arrays like `arrays`, with their capacity: (the output, a function from its
-                gradient to a tuple of gradients, what must live as long as the graphs).
-            arrays: what this pass is given, and the capacity in rows.
+            build: computes a pass of arrays like `arrays`, with their capacity; returns (the output, a function from
+                its gradient to a tuple of gradients, the objects that must live as long as the graphs).
+            arrays: the pass's inputs, each with its capacity in rows.
 
         Raises:
             NotCaptured: if the pass cannot be captured.
@@ -288,7 +286,7 @@ def _captured_training(workspace: Workspace, build: Build, arrays: Sequence[tupl
 
 
 def _measured(build: Build, arrays: Sequence[tuple[Any, int]]) -> tuple[list[Any], Any, MemoryPlan]:
-    """Return what a pass is given, the gradient of its output, and the memory that it takes beside these."""
+    """Return a pass's inputs, the gradient of its output, and the plan of the memory that it takes besides."""
     cupy = importlib.import_module("cupy")
     given = [cupy.empty((capacity, *array.shape[1:]), array.dtype) for array, capacity in arrays]
     for target, (array, _) in zip(given, arrays, strict=True):
@@ -316,7 +314,7 @@ class _TrainingGraph(_Graph):
         self._results = ndarray((plan.nbytes - plan.results,), "uint8", workspace.block + plan.results)
 
     def copies(self) -> tuple[Any, ...]:
-        """Return the gradients in memory of their own, by one copy of all."""
+        """Return the gradients in memory of their own, copied all at once."""
         copied, first = self._results.copy().data, self._results.data.ptr
         kind = type(self._results)
         return tuple(
@@ -328,7 +326,7 @@ class TrainingPass:
     """One pass by the graphs of its layout, which holds their workspace as long as it lives.
 
     Attributes:
-        kept: what `build` returned to be kept.
+        kept: the objects that `build` returned to be kept.
     """
 
     def __init__(self, workspace: Workspace, graph: Any):
@@ -336,7 +334,7 @@ class TrainingPass:
         workspace.hold(self)
 
     def forward(self, arrays: Sequence[Any]) -> Any:
-        """Return the output for the arrays, of as many rows as the first of them has."""
+        """Return the output for the arrays, with as many rows as the first array."""
         graph = self._graph
         with self._workspace.in_turn() as stream:
             for target, array in zip(graph.given, arrays, strict=True):
@@ -345,7 +343,7 @@ class TrainingPass:
             return graph.output[: len(arrays[0])].copy()
 
     def backward(self, gradient: Any) -> tuple[Any, ...]:
-        """Return the gradients, from that of what `forward` returned; once."""
+        """Return the gradients from the gradient of `forward`'s output; call it once."""
         with self._workspace.in_turn() as stream:
             _fill(self._graph.gradient, gradient)
             self._graph.backward.launch(stream)

@@ -1,12 +1,12 @@
-"""The graph executor: on a GPU the passes of a layout that comes again are CUDA graphs.
+"""The graph executor: on a GPU the passes of a recurring layout are CUDA graphs.
 
 In inference a graph holds the embeddings and the layers. Under a tape the layers are one operation, whose forward and
 backward are graphs: embeddings, heads and losses stay outside, operation by operation, since the gradient of a table
 sorts ids, which CUDA does not capture. Within the graphs the layers run as they always do, under a tape of their own.
 
-Batches have capacity for more tokens, of zeros, also when they are trained operation by operation: sums over tokens
-have one order then, so that a run that resumes from a checkpoint, where other layouts came before, has the bits of one
-that was never stopped.
+Batches have capacity for more tokens, filled with zeros, even when they are trained operation by operation: sums over
+tokens then have one order, so that a run resumed from a checkpoint, after other layouts, has the bits of one that was
+never stopped.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _HIDDEN = object()  # the key of the layers' input, beside those of parameters
 
 
 class NotCapturedWarning(RuntimeWarning):
-    """A model's passes on the GPU are in no CUDA graph, as one of them could not be captured."""
+    """A model's passes on the GPU run without CUDA graphs, as one of them could not be captured."""
 
 
 class Graphs:
@@ -49,7 +49,7 @@ class Graphs:
         self._inference, self._training = InferenceGraphs(), TrainingGraphs()
 
     def run(self, run: Pass, encoder: Executable, inputs: EncoderInput) -> Tensor:
-        """Return the last hidden state of a batch; what cannot be a graph runs operation by operation."""
+        """Return the last hidden state of a batch; passes that cannot be graphs run operation by operation."""
         bounds = _bounds(run, encoder, inputs)
         if bounds is None:
             return eager.run(run, encoder, inputs)
@@ -59,7 +59,7 @@ class Graphs:
         return eager.run(run, encoder, inputs) if replayed is None else replayed
 
     def _replay(self, run: Pass, encoder: Executable, inputs: EncoderInput, bounds: Bounds) -> Any:
-        """Return the last hidden state, and note the states that the trace notes; None without a graph."""
+        """Return the last hidden state, and keep the states that the trace keeps; None without a graph."""
         trace = run.trace
 
         def build(integers: Any) -> tuple[tuple[Any, ...], Any]:
@@ -67,7 +67,7 @@ class Graphs:
             inner = replace(run, trace=own)
             state, context = encoder.adapter.begin(inner, inputs.with_capacity(integers, bounds), encoder.embeddings)
             state = encoder.run_layers(inner, state, context)
-            # Another thread may replace parameters meanwhile: what is read is there before it, or after.
+            # Another thread may replace parameters meanwhile: keep those from before and from after.
             kept = context.in_use(), before, encoder.in_use()
             return (state,) if own.states is None else tuple(own.states), kept
 
@@ -92,7 +92,7 @@ class Graphs:
             state, context = encoder.adapter.begin(inner, inputs, lambda run, inputs: hidden)
             return encoder.run_layers(inner, state, context), context
 
-        self._inference.keep_only(lambda: encoder.version)  # those of weights that training replaced
+        self._inference.keep_only(lambda: encoder.version)  # drop those of weights that training replaced
         hidden = encoder.embeddings(run, inputs)
         try:
             output = self._trained(run, encoder, layers, hidden, inputs, bounds)
@@ -117,7 +117,7 @@ class Graphs:
             return None
         read = [*_blocks(run, encoder), *(parameter.read_in_training(run) for parameter in parameters)]
         read += [item for name, item in attributes if not (name.startswith("_") or isinstance(item, Parameter))]
-        # Graphs keep what they read, so that nothing else has its address; numbers, as rates of dropout, may be equal.
+        # Graphs keep what they read, so nothing else has its address; numbers, such as dropout rates, are compared.
         version = tuple(item if type(item) is float else id(item) for item in read)
         has_gradient, seeds = type(hidden) is Variable, run.seeds
         settings = None if seeds is None else seeds.count, run.autocast, kernels.is_batch_invariant()
@@ -131,10 +131,10 @@ class Graphs:
 
 
 def _bounds(run: Pass, encoder: Executable, inputs: EncoderInput) -> Bounds | None:
-    """Return what the host may know of all batches of the graph that may hold this pass; None if none may.
+    """Return what the host knows of all batches that this pass's graph serves; None if the pass cannot be a graph.
 
-    A graph cannot depend on masks, on inputs of a family's own that are read on the host, and with rotary layers on
-    given positions or texts that may be long enough to change the angles.
+    A graph cannot depend on masks or on a family's own inputs that are read on the host nor, with rotary layers, on
+    given positions or on texts that may be long enough to change the angles.
     """
     trace, adapter, tokens = run.trace, encoder.adapter, inputs.capacity
     if inputs.on_gpu is None or not inputs.is_plain or adapter.needs_whole_batch:
@@ -160,7 +160,7 @@ def _blocks(run: Pass, encoder: Executable) -> list[Block]:
 
 
 def _warn_not_captured(error: NotCaptured) -> None:
-    message = f"a pass of the model cannot be a CUDA graph, all run operation by operation, slower: {error}"
+    message = f"a pass cannot be captured as a CUDA graph, so all run operation by operation, slower: {error}"
     warn_caller(message, NotCapturedWarning)
 
 

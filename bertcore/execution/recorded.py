@@ -25,7 +25,7 @@ class Recorded:
         self._kept: PerVersion[Recordings] = PerVersion()
 
     def run(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
-        """Return the last hidden state of a batch; what cannot be recorded runs operation by operation."""
+        """Return the last hidden state of a batch; passes that cannot be recorded run operation by operation."""
         if inputs.tokens <= eager.GROUP_TOKENS:
             return self._group(run, encoder, inputs)
         return eager.in_groups(encoder, inputs, partial(self._group, run, encoder))

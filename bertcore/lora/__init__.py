@@ -2,7 +2,7 @@
 
 model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=["query", "value"]))
 model.print_trainable_parameters()
-...  # train it as any model
+...  # train it like any model
 model.save_pretrained("adapter")  # the adapters alone, in the format of the library PEFT
 model = PeftModel.from_pretrained(AutoModel.from_pretrained("base"), "adapter").merge_and_unload()
 """

@@ -41,7 +41,7 @@ class LoraConfig:
             layer's), a regular expression for whole names (a `BoundedPattern`), or "all-linear", all linear layers of
             the encoder.
         lora_alpha: the product is multiplied by lora_alpha / r.
-        lora_dropout: the dropout rate of the adapters' input in training.
+        lora_dropout: the dropout rate of the adapters' inputs in training.
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
             a new head.
         use_rslora: multiply the product by lora_alpha / sqrt(r) instead (Kalajdzievski 2023, arXiv:2312.03732).
@@ -51,7 +51,7 @@ class LoraConfig:
         rank_pattern, alpha_pattern: other values of r and lora_alpha for layers whose names end with a key, a regular
             expression; the first key that matches counts.
         layers_to_transform: the number of the one layer whose modules are adapted, or several; all by default.
-        layers_pattern: what stands before that number in a name; by default the second part of it or a later one.
+        layers_pattern: the part of a name before that number; by default any part but the first.
 
     Raises:
         TypeError, ValueError: naming the attribute that is wrong, and the values expected.
@@ -94,7 +94,7 @@ class LoraConfig:
         if self.layers_pattern and not self.layers_to_transform:
             raise ValueError("layers_pattern is given without layers_to_transform, expected both")
         if isinstance(self.target_modules, str) and self.layers_to_transform:
-            raise ValueError(f"layers_to_transform is {layers!r}, expected None beside a string of target_modules")
+            raise ValueError(f"layers_to_transform is {layers!r}, expected None if target_modules is a string")
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the product for the linear layer of this name, and the factor on it."""
@@ -179,7 +179,7 @@ def _patterns(label: str, given: Any) -> Any:
 
 
 def _is_named(names: Sequence[str] | str, module: str) -> bool:
-    """Return whether a regular expression is that of the whole name, or one of some names is its end."""
+    """Return whether a regular expression matches the whole name, or the name ends with one of some names."""
     if isinstance(names, str):
         return _matches(names, module)
     return any(f".{module}".endswith(f".{name}") for name in names)

@@ -1,4 +1,4 @@
-"""A model with low-rank adapters beside its weights, which alone are trained and saved."""
+"""A model with low-rank adapters beside its weights; only the adapters are trained and saved."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bertcore.nn.parameter import Block, Parameter, update_together
 
 CONFIG_NAME, WEIGHTS_NAME = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of tensors in the file
-BASE = ".base_layer."  # in names of what an adapted module has itself
-COPIES = re.compile(r"\.(modules_to_save|original_module)\.|\.decoder\.bias$")  # of biases that a file may have
+BASE = ".base_layer."  # in the names of an adapted module's own tensors
+COPIES = re.compile(r"\.(modules_to_save|original_module)\.|\.decoder\.bias$")  # of tensors that a file may have twice
 
 
 def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
@@ -110,7 +110,7 @@ class PeftModel(Block):
         return self._model(*args, **options)
 
     def train(self, seed: int | None = None) -> Self:
-        """`Model.train`, which `lora_dropout` follows as well."""
+        """Set training mode, as `Model.train` does; `lora_dropout` follows it, too."""
         self._model.train(seed)
         return self
 
@@ -220,7 +220,7 @@ class PeftModel(Block):
         return [*of_adapters, *self._biases, *self._saved]
 
     def _trained_biases(self) -> dict[Parameter, list[str]]:
-        """Return the tensors of each parameter that `bias` has trained."""
+        """Return the names of each parameter's tensors that are trained because of `bias`."""
         found, is_all = {}, self.peft_config.bias == "all"
         for parameter in self._model.parameters() if self.peft_config.bias != "none" else ():
             modules = [name.removesuffix(".bias") for name in parameter.names if name.endswith(".bias")]
@@ -267,7 +267,7 @@ def _candidates(model: Model, config: LoraConfig) -> list[Parameter]:
 def _is_linear(parameter: Parameter) -> bool:
     """Return whether this is a linear layer's weight: convolutions have weights of three axes named "weight".
 
-    The weights of experts are no layers of their own, here as in peft.
+    Experts' weights do not count as layers, here as in PEFT.
     """
     is_convolution = len(parameter.expected[parameter.names[0]]) == 3 and parameter.names[0].endswith(".weight")
     return parameter.uses == {"weight"} and not is_convolution and parameter.chosen_of is None

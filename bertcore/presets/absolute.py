@@ -10,7 +10,7 @@ _CONTINUED = "MLM + NSP, continued from BERT"
 MLM = ("masked_lm",)
 RTD = "replaced token detection, beside a small generator's MLM"
 
-# --- BERT and what has its shape ---------------------------------------------------------------------
+# --- BERT and models of its shape ---------------------------------------------------------------------
 
 BERT = Preset(
     name="bert-base-uncased", hub_id="google-bert/bert-base-uncased",
@@ -34,7 +34,7 @@ _SHAPED_LIKE_BERT = (
     ),
     BERT.but(
         "mini-bert", "", {**sizes(3, 192, 4), "vocab_size": 8192, "max_position_embeddings": 64},
-        objective="MLM", pretraining_heads=MLM, own="a small one to try things with: 8,192 words, 64 positions",
+        objective="MLM", pretraining_heads=MLM, own="small, to try things with: 8,192 words, 64 positions",
         category="small", use="pretraining from scratch on a CPU", languages="any",
     ),
     BERT.but(
@@ -44,22 +44,22 @@ _SHAPED_LIKE_BERT = (
     ),
     BERT.but(
         "biobert", "dmis-lab/biobert-v1.1", {"vocab_size": 28996},
-        year=2019, paper="arXiv:1901.08746", objective=_CONTINUED, tokenizer=_CASED, own="abstracts of PubMed",
+        year=2019, paper="arXiv:1901.08746", objective=_CONTINUED, tokenizer=_CASED, own="PubMed abstracts",
         category="domain", use="biomedical papers",
     ),
     BERT.but(
         "clinicalbert", "emilyalsentzer/Bio_ClinicalBERT", {"vocab_size": 28996},
         year=2019, paper="arXiv:1904.03323", objective="MLM + NSP, continued from BioBERT", tokenizer=_CASED,
-        own="notes of hospitals (MIMIC-III)", category="domain", use="clinical notes",
+        own="hospital notes (MIMIC-III)", category="domain", use="clinical notes",
     ),
     BERT.but(
         "finbert", "ProsusAI/finbert", {},
-        year=2019, paper="arXiv:1908.10063", objective=_CONTINUED, own="financial news, a classifier of sentiment",
+        year=2019, paper="arXiv:1908.10063", objective=_CONTINUED, own="financial news; classifies sentiment",
         category="domain", use="the sentiment of financial news",
     ),
     BERT.but(
         "legalbert", "nlpaueb/legal-bert-base-uncased", {},
-        year=2020, paper="arXiv:2010.02559", own="laws, courts' cases and contracts, vocabulary made from them",
+        year=2020, paper="arXiv:2010.02559", own="laws, court cases and contracts, vocabulary made from them",
         category="domain", use="laws, cases and contracts",
     ),
     BERT.but(
@@ -87,12 +87,12 @@ _SHAPED_LIKE_BERT = (
     ),
     BERT.but(
         "tinybert-6l-768", "huawei-noah/TinyBERT_General_6L_768D", sizes(6, 768, 12),
-        year=2019, paper="arXiv:1909.10351", **_DISTILLED, own="as tinybert-4l-312, of the teacher's width",
-        use="models of half of BERT's cost, distilled for one task",
+        year=2019, paper="arXiv:1909.10351", **_DISTILLED, own="as tinybert-4l-312, at the teacher's width",
+        use="models at half of BERT's cost, distilled for one task",
     ),
 )  # fmt: skip
 
-# --- RoBERTa and what has its shape ------------------------------------------------------------------
+# --- RoBERTa and models of its shape ------------------------------------------------------------------
 
 _ROBERTA = BERT.but(
     "roberta-base", "FacebookAI/roberta-base",
@@ -101,7 +101,7 @@ _ROBERTA = BERT.but(
         "layer_norm_eps": 1e-5, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2,
     },
     year=2019, paper="arXiv:1907.11692", objective="MLM, masks drawn anew each time", pretraining_heads=MLM,
-    tokenizer="byte-level BPE", own="no NSP, no segments, positions start after the padding's id",
+    tokenizer="byte-level BPE", own="no NSP, no segments, positions start after the padding id",
     use="labels, entities and answers, better pretrained than BERT",
 )  # fmt: skip
 _XLM_ROBERTA = _ROBERTA.but(
@@ -118,7 +118,7 @@ _LUKE = _ROBERTA.but(
     },
     year=2020, paper="arXiv:2010.01057", objective="MLM of words and entities",
     pretraining_heads=("masked_lm", "masked_entities"), tokenizer="byte-level BPE + entities",
-    own="entity embeddings, queries that know words from entities",
+    own="entity embeddings, separate queries for words and entities",
     category="spans and entities", use="types of entities, and relations between them",
 )  # fmt: skip
 _SHAPED_LIKE_ROBERTA = (

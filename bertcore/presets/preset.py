@@ -1,7 +1,7 @@
 """A preset: a published model's config, the facts of its paper, and its authors' results on GLUE.
 
-Figures that circulate as "GLUE" are mostly the accuracy on one of its tasks, MNLI: here each has a column of its own. A
-model whose authors give no such figure has none.
+Figures quoted as "GLUE" are mostly the accuracy on one of its tasks, MNLI: here each has a field of its own. A model
+whose authors give no such figure has none.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class OnGlue(NamedTuple):
     glue_dev: Quoted | None = None
 
 
-# Of each source, MNLI-m and, where it gives them all, the mean of its eight tasks.
+# For each source, MNLI-m and, where it gives all eight tasks, their mean.
 _QUOTED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "arXiv:1810.04805, table 1: test set": {"bert-base-uncased": (84.6,), "bert-large-uncased": (86.7,)},
     "github.com/facebookresearch/fairseq, examples/roberta/README.md": {
@@ -80,7 +80,7 @@ class Preset:
         year: of the paper's first version.
         paper: arXiv:NUMBER, or a title.
         objective: the pretraining objective.
-        pretraining_heads: the heads of that objective, as `Family.heads` names them; other names are of missing heads.
+        pretraining_heads: the heads of that objective, as `Family.heads` names them; other names have no head here.
         tokenizer: the kind of vocabulary.
         own: its key innovation: the differences from BERT.
         category: one of CATEGORIES.

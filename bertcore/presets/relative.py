@@ -148,7 +148,7 @@ _MODERNBERT = Preset(
         "sep_token_id": 50282, "classifier_pooling": "mean",
     },
     year=2024, paper="arXiv:2412.13663", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
-    own="norms first, rotary positions, gated feed-forwards, two layers of three local; 8,192 tokens",
+    own="norms first, rotary positions, gated feed-forwards, two of three layers local; 8,192 tokens",
     category="general", use="long texts and code",
 )  # fmt: skip
 # Ettin's config.json (its 32m's, which other models' configs quote) has one theta for all layers, and 7,999 positions.
@@ -159,7 +159,7 @@ _ETTIN = _MODERNBERT.but(
     category="small", use="long texts, at a size of choice",
 )  # fmt: skip
 # As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
-# vocabulary. Not in there, and not verified: cls_token_id and how classes are pooled.
+# vocabulary. Not in that file, and not verified: cls_token_id and how classes are pooled.
 _MMBERT = _MODERNBERT.but(
     "mmbert-base", "jhu-clsp/mmBERT-base",
     {
@@ -187,7 +187,7 @@ _EUROBERT = Preset(
 
 # --- BERT's order, rotary: the defaults of transformers, and the theta and factor that published configs say ------
 
-# Texts beyond 2,048 tokens want rotary_scaling_factor 2, which the model's page has the caller say.
+# Texts beyond 2,048 tokens need rotary_scaling_factor 2, which callers must pass (the model's page).
 _NOMIC_BERT = Preset(
     name="nomic-embed-text-v1", hub_id="nomic-ai/nomic-embed-text-v1",
     config={
@@ -196,7 +196,7 @@ _NOMIC_BERT = Preset(
         "rope_parameters": _rope(1000.0),
     },
     year=2024, paper="arXiv:2402.01613", objective="MLM, then contrastive", pretraining_heads=MLM,
-    tokenizer="WordPiece, lower case", own="rotary positions, gated feed-forwards, no biases in maps",
+    tokenizer="WordPiece, lower case", own="rotary positions, gated feed-forwards, no biases in linear layers",
     category="embeddings", use="search",
 )  # fmt: skip
 _GTE = Preset(
@@ -214,7 +214,7 @@ _GTE_ENGLISH = {
     "vocab_size": 30528, "type_vocab_size": 0, "pad_token_id": 0, "rope_parameters": _rope(500000.0, 2.0),
 }  # fmt: skip
 _OF_GTE_ENGLISH = {
-    "tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, of English",
+    "tokenizer": "WordPiece, lower case", "own": "as gte-multilingual-base, for English",
     "use": "search in long texts", "languages": "English",
 }  # fmt: skip
 _JINA_V3 = Preset(
@@ -240,7 +240,7 @@ _JINA_V2 = Preset(
     },
     year=2023, paper="arXiv:2310.19923", objective="MLM, then contrastive", pretraining_heads=MLM,
     tokenizer="WordPiece, lower case",
-    own="biases of distance in place of positions, gated feed-forwards; 8,192 tokens",
+    own="distance biases instead of positions, gated feed-forwards; 8,192 tokens",
     category="embeddings", use="search in long texts",
 )  # fmt: skip
 _EMBEDDING_GEMMA = Preset(
@@ -253,7 +253,7 @@ _EMBEDDING_GEMMA = Preset(
     },
     year=2025, paper="arXiv:2509.20354", objective="causal LM, then denoising, then contrastive",
     pretraining_heads=CAUSAL_LM, tokenizer="SentencePiece BPE",
-    own="Gemma 3's layers seeing both sides, four norms each, five local layers of six; 2,048 tokens",
+    own="Gemma 3's layers, bidirectional: four norms each, five of six layers local; 2,048 tokens",
     category="embeddings", use="search, matching and labels", languages="100",
 )  # fmt: skip
 _NEOBERT = Preset(
@@ -301,7 +301,7 @@ ROTARY = (
     _GTE.but(
         "snowflake-arctic-embed-m-v2.0", "Snowflake/snowflake-arctic-embed-m-v2.0",
         {"rope_parameters": _rope(160000.0)},
-        paper="arXiv:2412.04506", own="as gte-multilingual-base, its positions as they were trained",
+        paper="arXiv:2412.04506", own="as gte-multilingual-base, with unscaled positions",
     ),
     _EMBEDDING_GEMMA,
     _NEOBERT,

@@ -182,16 +182,8 @@ _OF_MODELS = ("*.safetensors", "*config.json")
 _KEPT = (
     *("per_device_train_batch_size", "max_tokens_per_batch", "gradient_accumulation_steps", "seed", "data_seed"),
     *("group_by_length", "dataloader_drop_last", "remove_unused_columns", "label_smoothing_factor"),
-    *(
-        "optim",
-        "optim_in_backward",
-        "learning_rate",
-        "adam_beta1",
-        "adam_beta2",
-        "adam_epsilon",
-        "weight_decay",
-        "max_grad_norm",
-    ),
+    *("optim", "optim_in_backward", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon"),
+    *("weight_decay", "max_grad_norm"),
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16", "fp16"),
 )
 

@@ -96,12 +96,7 @@ WRONG = {
         "--negative-label is for --task entity-classification, relation-extraction, not for span-ner",
     ),
     "label of spans": ("span-ner", GOOD, ["--label", "x"], "--label is for --task sequence, token, "),
-    "pairs": (
-        "relation-extraction",
-        GOOD,
-        ["--text-pair", "x"],
-        "--text-pair is for --task sequence, similarity, ",
-    ),
+    "pairs": ("relation-extraction", GOOD, ["--text-pair", "x"], "--text-pair is for --task sequence, similarity, "),
 }
 
 

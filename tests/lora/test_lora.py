@@ -270,7 +270,7 @@ def test_counts(capsys):
     ({"layers_to_transform": [7]}, "matches no linear layer"),
     ({"layers_to_transform": -1}, "layers_to_transform is -1"),
     ({"layers_pattern": "layer"}, "layers_pattern is given without layers_to_transform"),
-    ({"target_modules": "all-linear", "layers_to_transform": 0}, "expected None beside a string of target_modules"),
+    ({"target_modules": "all-linear", "layers_to_transform": 0}, "expected None if target_modules is a string"),
 ])  # fmt: skip
 def test_invalid_settings(options, error):
     model = new_model()
@@ -285,7 +285,7 @@ def test_an_adapted_model_is_adapted_once_and_trained_as_one():
     for given in (model, adapted):
         refuses(ValueError, "adapters already", get_peft_model, given, query_and_value())
     refuses(TypeError, "peft_config is dict, expected a LoraConfig", get_peft_model, new_model(), {"r": 8})
-    refuses(ValueError, "differentiated as the PeftModel", value_and_grad(model), **BATCH)
+    refuses(ValueError, "differentiate the PeftModel made from it", value_and_grad(model), **BATCH)
     with pytest.raises(ValueError, match="model is in int8, which has no gradients"):
         get_peft_model(new_model(dtype="int8"), query_and_value())
 

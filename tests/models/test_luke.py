@@ -358,12 +358,7 @@ def test_heads_say_what_they_lack():
     pair = bertcore.AutoModelForEntityPairClassification.from_config(TINY)
     span = bertcore.AutoModelForEntitySpanClassification.from_config(TINY)
     with use_backend("numpy"):
-        refuses(
-            ValueError,
-            "entity_ids is None, .* LukeForEntityPairClassification needs",
-            pair,
-            **words,
-        )
+        refuses(ValueError, "entity_ids is None, .* LukeForEntityPairClassification needs", pair, **words)
         refuses(ValueError, r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2", pair, **batch)
         with pytest.raises(ValueError, match="entity_end_positions is None"):
             span(**batch, entity_start_positions=ends["entity_start_positions"])

@@ -132,9 +132,8 @@ def of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
     ends, right, precision, f1, average = by_threshold(scores, is_right, max(int(labels.sum()), 1))
     accuracy = (right + (~labels).sum() - (ends + 1 - right)) / len(labels)
     found: Metrics = {"accuracy": float((~labels).mean()), "f1": 0.0, "precision": 0.0, "recall": 0.0, "mcc": 0.0}
-    found["accuracy_threshold"] = float(
-        np.nextafter(scores[0], scores.dtype.type(np.inf))
-    )  # no pair is predicted similar
+    # No pair is predicted similar.
+    found["accuracy_threshold"] = float(np.nextafter(scores[0], scores.dtype.type(np.inf)))
     found["f1_threshold"] = 0.0
     best = int(np.argmax(accuracy))
     if accuracy[best] > found["accuracy"]:

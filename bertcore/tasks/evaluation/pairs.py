@@ -104,9 +104,8 @@ class TripletEvaluator(Evaluator):
             raise ValueError(f"margin has {', '.join(sorted(unknown))}, expected names of {', '.join(SIMILARITIES)}")
         names = list(margins)
         numbers = _numbers("margin", [margins[name] for name in names], len(names))
-        self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | dict(
-            zip(names, numbers.tolist(), strict=True)
-        )
+        own = dict(zip(names, numbers.tolist(), strict=True))
+        self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | own
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the accuracies of an encoder."""
@@ -183,7 +182,7 @@ def _numbers(name: str, values: Any, count: int) -> np.ndarray:
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
     if numbers.shape != (count,) or not np.isfinite(numbers).all():
-        raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): a finite number each")
+        raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): finite numbers")
     return numbers
 
 

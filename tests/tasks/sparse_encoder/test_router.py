@@ -11,14 +11,7 @@ from bertcore.tasks.loading import load_encoder
 from bertcore.tasks.search import BLOCK_DOCUMENTS, SparseIndex
 from bertcore.tasks.sparse_modules import SparseRow
 from tests.refusals import refuses
-from tests.tasks.sparse_encoder.tiny import (
-    KINDS,
-    TOKENS,
-    save_plain_idf,
-    save_tiny_csr,
-    save_tiny_router,
-    write_router,
-)
+from tests.tasks.sparse_encoder.tiny import KINDS, TOKENS, save_plain_idf, save_tiny_csr, save_tiny_router, write_router
 from tests.tiny_bert import WIDTH, save_tiny_encoder, write_json
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
