@@ -57,7 +57,7 @@ class Run:
         optimizer, schedule: update the parameters and the learning rate.
         batches: the dataset's batches.
         collate: makes a batch from examples and the batch's number.
-        length: the number of steps; None if time alone ends the run.
+        length: the number of steps; None if only time ends the run.
         evaluate: returns the metrics of the evaluation.
     """
 

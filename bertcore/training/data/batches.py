@@ -91,7 +91,7 @@ class Batches:
         """Yield every `every`-th batch of one epoch, from batch number `skip` on.
 
         Skipped examples of a sequence are not read (with `max_tokens` or `group_by_length` they are, for their
-        lengths); those of an iterable are read and dropped.
+        lengths); examples of an iterable are read and dropped.
 
         Raises:
             TypeError, ValueError: unless the arguments are integers in range; for a second epoch of an iterator.

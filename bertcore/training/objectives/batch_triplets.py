@@ -1,6 +1,6 @@
 """Losses over the triplets of a batch of labelled texts.
 
-Names, arguments and values are those of sentence-transformers' losses of the same names with "Loss" at the end.
+Names, arguments and values follow sentence-transformers' losses, whose names end with "Loss".
 """
 
 from __future__ import annotations

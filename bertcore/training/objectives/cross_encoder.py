@@ -1,7 +1,7 @@
 """Cross-encoders: losses over the scores of pairs of texts, alone or in lists of documents for one query.
 
 A batch is a sequence classifier's; `labels` has a number for each pair, and `lists` the number of each pair's query, in
-order. Names, arguments and values are those of sentence-transformers' losses for cross-encoders.
+order. Names, arguments and values follow sentence-transformers' losses for cross-encoders.
 """
 
 from __future__ import annotations

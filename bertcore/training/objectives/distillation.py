@@ -39,7 +39,7 @@ class Distillation(Objective):
     Args:
         teacher: a model of any family, with a head if the terms need its logits.
         terms: the comparisons; see `distillation_terms`.
-        objective: the student's own, from labels or masked words; None for the terms alone.
+        objective: the student's own, from labels or masked words; None for only the terms.
         objective_weight: the factor on the student's own loss.
 
     Raises:

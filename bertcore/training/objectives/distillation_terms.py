@@ -22,7 +22,7 @@ from bertcore.training.objectives import divergences
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
 TASKS_OF_TOKENS = {"masked_lm", "causal_lm", "token_classification"}  # with logits of tokens
-PROJECTIONS = "output_projections"  # requested for the compared layers alone
+PROJECTIONS = "output_projections"  # requested only for the compared layers
 HIDDEN = -1e9  # added to scores of padding: its probability is 0
 
 
@@ -164,8 +164,8 @@ class SoftTargets(Term):
     """The teacher's probabilities at a temperature: T^2 * KL(teacher || student), the mean over rows of logits.
 
     Source: Hinton et al. 2015, arXiv:1503.02531; over all real tokens: Sanh et al. 2019, arXiv:1910.01108. The rows of
-    a language model are its tokens, those of a text classifier the texts. For question answering they are the texts,
-    once for the start and once for the end, and the classes are their columns.
+    a language model are tokens; the rows of a text classifier are texts. For question answering they are texts, once
+    for the start and once for the end, and the classes are their columns.
 
     Attributes:
         temperature: T.

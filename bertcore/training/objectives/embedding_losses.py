@@ -1,6 +1,6 @@
 """Further losses of sentence embeddings: classes, contrasts, layers, and learning from other models.
 
-Names, arguments and values are those of sentence-transformers' losses of the same names with "Loss" at the end.
+Names, arguments and values follow sentence-transformers' losses, whose names end with "Loss".
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class GISTEmbed(EmbeddingObjective):
     Args:
         guide: a `SentenceEncoder`; it reads the texts themselves.
         temperature: the divisor of cosines.
-        margin_strategy: a candidate is left out if the guide's cosine of it is above c - margin ("absolute") or
-            c - margin * abs(c) ("relative"), where c is the guide's cosine of the right one.
+        margin_strategy: a candidate is left out if the guide's cosine for it is above c - margin ("absolute") or
+            c - margin * abs(c) ("relative"), where c is the guide's cosine for the right one.
         margin: see `margin_strategy`.
         contrast_anchors, contrast_positives: whether anchors and positives are compared among themselves.
     """

@@ -88,7 +88,7 @@ class EntityMaskedLM(MaskedLM):
         return collator
 
     def loss(self, model: Any, batch: Batch) -> Any:
-        """Return the model's loss; only that of the words for a batch without a masked entity."""
+        """Return the model's loss; only the words' loss for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name not in ("entity_labels", "entity_sample")}
         return super().loss(model, batch)
@@ -175,7 +175,7 @@ MOST_OTHERS = 100  # labels of a batch that are drawn for its texts
 
 
 class GLiNEREntities(Objective):
-    """The focal loss of spans, or of starts, ends and insides; its names and values are those of the package gliner.
+    """The focal loss of spans, or of starts, ends and insides; its names and values follow the package gliner.
 
     Examples are {"text", "spans": [[first, last + 1, label], ...]}, in characters; an entity takes the whole words that
     it touches. A text is read beside its own labels and a random number of the batch's others, in random order. An

@@ -118,7 +118,7 @@ class SpanBoundary(MaskedLM):
 
     def loss(self, model: Any, batch: base.Batch) -> Any:
         out = super().loss(model, batch)
-        if not isinstance(out, SpanBoundaryOutput):  # its loss is that of the masked tokens alone
+        if not isinstance(out, SpanBoundaryOutput):  # its loss covers only the masked tokens
             raise TypeError(f"SpanBoundary needs an {self.model_class}, the model returned {type(out).__name__}")
         return out
 
@@ -130,7 +130,7 @@ class PermutationLM(base.Supervised):
     the other tokens, special ones among them, and from the predicted ones before it in the order. Tokens that are not
     predicted come first in the order and see each other.
 
-    The sizes of spans, their probabilities and the context around them are those of the authors' code (zihangdai/xlnet,
+    The sizes of spans, their probabilities and the context around them follow the authors' code (zihangdai/xlnet,
     data_utils.py: at most 5, K = 6). There a span begins with a word and is counted in tokens; here it is counted in
     words, and ends with one.
 

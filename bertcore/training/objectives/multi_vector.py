@@ -1,8 +1,8 @@
-"""Late interaction: losses over the scores of a query's token vectors with those of documents.
+"""Late interaction: losses over scores between the token vectors of queries and of documents.
 
 A batch has one more axis than a model's: input_ids, attention_mask (tokens that others attend to) and scoring_mask
 (tokens with a vector) are (examples, columns, length), the query first. Labels are there if the objective has them.
-Names, arguments and values are those of sentence-transformers' losses of multi-vector encoders.
+Names, arguments and values follow sentence-transformers' losses of multi-vector encoders.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Objective:
         return base * xp.asarray(out.loss, np.float64), grads
 
     def in_backward(self, model: Any, batch: Batch, take: Callable[[Parameter, Any], None]) -> Any:
-        """Return the loss of the only batch of a step, a float64 0-d array; `take` is that of `differentiate`."""
+        """Return the loss of the only batch of a step, a float64 0-d array; `take` is as in `differentiate`."""
         shares = tuple(float(count > 0) for count in self.counts(model, batch))
         with use_loss_factors(shares if 0.0 in shares else ()):
             out, _ = differentiate(self.trained(model), lambda: self.loss(model, batch), take)
@@ -314,7 +314,7 @@ class Supervised(Objective):
             out = model(**batch)
         if out.loss is not None and not options.were_used:
             name = "label_smoothing" if self.label_smoothing else "class_weights"
-            raise ValueError(f"{name} needs labels that are classes, unlike those of this model and batch")
+            raise ValueError(f"{name} needs labels that are classes, which this batch's are not")
         return out
 
     def weight(self, batch: Batch) -> float:

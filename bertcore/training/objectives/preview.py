@@ -44,7 +44,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
         print(preview("the cat sat on the mat", tokenizer))
 
     Args:
-        text: a text; nothing of it is cut.
+        text: the text, which is not cut.
         tokenizer: with a mask token.
         epochs: how often the text is presented.
         seed: of the random choices.

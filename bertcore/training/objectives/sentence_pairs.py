@@ -21,7 +21,7 @@ Pairs = Iterator[tuple[list[int], list[int], int]]
 
 
 class SentencePairs(base.Objective):
-    """Base of objectives of two segments of texts, beside masked words or alone.
+    """Base of objectives of two segments of texts, with or without masked words.
 
     Segments are consecutive sentences. Both together have at most `max_length` tokens; the end of the longer one is cut
     if they have more.

@@ -13,7 +13,7 @@ SHORTEST = 1e-12  # the least divisor, as in torch.nn.functional.normalize
 
 
 def normalized(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
-    """Return vectors (..., dim) of length 1, and the function from their gradient to that of `rows`."""
+    """Return vectors (..., dim) of length 1, and the function from their gradient to the gradient of `rows`."""
     xp = kernels.array_module(rows)
     lengths = xp.sqrt((rows * rows).sum(axis=-1, keepdims=True))
     divisor = xp.maximum(lengths, SHORTEST)
@@ -27,7 +27,7 @@ def normalized(rows: Array) -> tuple[Array, Callable[[Array], Array]]:
 
 
 def cosines(left: Array, right: Array) -> tuple[Array, Pullback]:
-    """Return the cosine of each row of `left` with that of `right`, (rows,), and the pullback to both."""
+    """Return the cosine of each row of `left` with the same row of `right`, (rows,), and the pullback to both."""
     (unit, of_left), (other, of_right) = normalized(left), normalized(right)
     return (unit * other).sum(axis=-1), lambda grad: (of_left(grad[:, None] * other), of_right(grad[:, None] * unit))
 

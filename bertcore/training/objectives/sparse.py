@@ -1,7 +1,7 @@
 """Sparse embeddings: losses over the vectors of a SparseEncoder, and regularizers that keep them sparse.
 
-Names, arguments and values are those of sentence-transformers' losses of sparse encoders. A batch is that of sentence
-embeddings with one more array, columns, (examples, columns, 1): the number of each text's column. With a Router, the
+Names, arguments and values follow sentence-transformers' losses of sparse encoders. A batch has one array more than for
+sentence embeddings: columns, (examples, columns, 1), the number of each text's column. With a Router, the
 first column takes the route of queries, the others the route of documents.
 """
 
@@ -308,7 +308,7 @@ class Splade(SparseObjective):
         encoder: a `SparseEncoder`.
         loss: such as `MultipleNegativesRanking()`, `MarginMSE()` and `DistillKLDiv()` of this module.
         document_regularizer_weight: the weight of `Flops` of all texts but the first of an example.
-        query_regularizer_weight: that of the first texts; None for no term, as for queries read without a model.
+        query_regularizer_weight: the same for the first texts; None for none, as for queries read without a model.
         document_regularizer_threshold, query_regularizer_threshold: of `Flops`.
         use_document_regularizer_only: treat all texts as documents.
         chunk: as for `SparseObjective`.
