@@ -131,7 +131,7 @@ def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[
 
     Raises:
         ValueError: if the batch has no labels, so that there is no loss; if the model is in bfloat16 or int8 on the
-            CPU, which is for inference alone; and whatever the model raises, and `vjp` for gradients of `loss`.
+            CPU, which is only for inference; also errors of the model, and of `vjp` for the gradients of `loss`.
     """
     if not callable(model):
         raise TypeError(f"model is {type(model).__qualname__}, expected a model")
@@ -149,7 +149,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
     A gradient has its field's shape and is converted to its dtype and memory; its values at padding are not read. The
     gradient of a field that is a tuple is a sequence of that length; entries may be None. Every field has a gradient
     except `mems` and `attention_components`: hidden states, attentions (the probabilities), pooler_output, logits, and
-    the model's own loss. `grads` are those of `value_and_grad`.
+    the model's own loss. `grads` are as in `value_and_grad`.
 
     The pullback can be called once, since it uses up the arrays that the pass kept. It raises:
         ValueError: for a field that the output lacks or that has no gradient, a wrong shape, and if every parameter
@@ -167,7 +167,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
 
         def pullback(gradients: Mapping[str, Any]) -> Gradients:
             if not fields:
-                raise RuntimeError("pullback is called a second time: what the pass kept is used up, call vjp again")
+                raise RuntimeError("pullback is called a second time, but the pass's arrays are used up: call vjp")
             if model.version != version:
                 raise RuntimeError("the parameters have changed since: call pullback before the optimiser's step")
             found = list(_pairs(fields, gradients))

@@ -92,7 +92,7 @@ def kept_losses() -> Any:
 
 
 def mixed_seed(seed: int, number: int) -> int:
-    """Return a seed for each number, unlike those of other seeds: SplitMix64's finaliser (Steele et al. 2014)."""
+    """Return a seed for each number, unlike the ones from other seeds: SplitMix64's finaliser (Steele et al. 2014)."""
     mixed = (seed + number * 0x9E3779B97F4A7C15) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -144,7 +144,7 @@ class Trace:
 
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
-        """Return the trace of what a caller asked for."""
+        """Return the trace that a caller asked for."""
         states, probabilities = [] if hidden_states else None, [] if attentions else None
         shown = None if isinstance(projections, bool) else projections
         return cls(states, probabilities, hidden_states, [] if projections else None, shown)

@@ -130,7 +130,7 @@ class Tape:
         return known
 
     def record(self, output: Any, inputs: Sequence[Any], pullback: Pullback) -> Any:
-        """Append one operation; `pullback` maps the output's gradient to those of `inputs`, in their order.
+        """Append one operation; `pullback` maps the output's gradient to the gradients of `inputs`, in order.
 
         If the output is a tuple, the pullback receives one gradient (or None) per element.
         """
@@ -162,10 +162,10 @@ class Tape:
     def gradients(
         self, output: Variable, seed: Any, take: Callable[[Hashable, Any], None] | None = None
     ) -> dict[Hashable, Any]:
-        """Return the gradients of the leaves that `output` depends on, by their keys; `seed` is that of `output`.
+        """Return the gradients of the leaves that `output` depends on, by their keys; `seed` is `output`'s gradient.
 
-        The records are used up: what an operation kept for its pullback is freed once that has run, and the leaves are
-        freed at the end.
+        The records are used up: arrays that an operation kept for its pullback are freed once it has run, and the
+        leaves are freed at the end.
 
         Given `take`, call it with each key and its gradient as soon as no remaining operation takes the leaf, whose
         value may then change. Return the gradients that were not taken (of an `output` that is a leaf).

@@ -29,7 +29,7 @@ LAYER_NORM_ENDINGS = ((".LayerNorm.weight", ".LayerNorm.gamma"), (".LayerNorm.bi
 INDEX_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-# Modules of transformers 5, and what the published code of these families calls them.
+# Modules of transformers 5, and their names in the published code of these families.
 LATER_MODULES = (
     (".post_attention_layernorm.", ".norm1."),
     (".post_mlp_layernorm.", ".norm2."),
@@ -232,7 +232,7 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
                 sources[name] = stand_in
             elif wanted == original and not np.array_equal(checkpoint[sources[name]], checkpoint[stand_in]):
                 problems["untied"].append(f"{stand_in} and {sources[name]}")
-            # A spare original beside the copy is what transformers 5 saves, unused, for an untied decoder's bias.
+            # transformers 5 saves a spare original, unused, beside the copy of an untied decoder's bias.
 
 
 def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ MOST_CHARACTERS = 2000  # of a pattern
 MOST_STEPS = 100_000  # of a match, about 0.1 s; patterns of adapters take some hundreds
 _REPEATS = (_constants.MAX_REPEAT, _constants.MIN_REPEAT)
 _LOOKS = (_constants.ASSERT, _constants.ASSERT_NOT)
-# A character, or an assertion about a place: what `re` itself matches in one step.
+# A character, or an assertion about a place, which `re` itself matches in one step.
 _SINGLE = {getattr(_constants, name) for name in ("LITERAL", "NOT_LITERAL", "IN", "ANY", "AT", "FAILURE")}
 
 

@@ -273,7 +273,7 @@ class PeftCheckpoint(Checkpoint):
             shapes = [self._factors.info[pair[part]].shape if part in pair else None for part in "BA"]
             info = checkpoint.info[name]
             if len(info.shape) != 2 or shapes != [(info.shape[0], rank), (rank, info.shape[1])] or info.dtype == "I8":
-                expected = f"those of rank {rank} for {info.dtype} {info.shape}, floating point"
+                expected = f"factors of rank {rank} for {info.dtype} {info.shape}, floating point"
                 found = f"the factors of {name} have the shapes {shapes}"
                 raise CheckpointError(f"{self._factors.source}: {found}, expected {expected}")
             self.info[name] = dataclasses.replace(info, dtype="F32")

@@ -71,7 +71,7 @@ class Workspace:
 
     @contextmanager
     def in_turn(self) -> Iterator[Any]:
-        """Yield the current stream, for work in the memory after that of other streams."""
+        """Yield the current stream, for work in the memory once other streams are done there."""
         stream = _cuda().get_current_stream()
         stream.wait_event(self.done)
         try:
@@ -88,7 +88,7 @@ class Workspace:
 
 
 class _Graph:
-    """A captured pass; its memory, and what it reads, stay until its last launch is done."""
+    """A captured pass; its memory and everything it reads stay until its last launch is done."""
 
     def __init__(self, workspace: Workspace):
         self._done, self._block = workspace.done, workspace.block
@@ -203,7 +203,7 @@ class InferenceGraphs(GraphCache):
 
         Args:
             version: of the parameters.
-            key: the layout, and what else the pass depends on.
+            key: the layout, and everything else that the pass depends on.
             build: computes a pass of an array like `batch`; returns (a tuple of results, the objects that it reads but
                 did not make, which live as long as the graph).
             batch: integers, in an array whose shape the key decides.
@@ -260,7 +260,7 @@ class TrainingGraphs(GraphCache):
 
         Args:
             version: of what passes read.
-            key: the layout, and what else the pass depends on.
+            key: the layout, and everything else that the pass depends on.
             build: computes a pass of arrays like `arrays`, with their capacity; returns (the output, a function from
                 its gradient to a tuple of gradients, the objects that must live as long as the graphs).
             arrays: the pass's inputs, each with its capacity in rows.

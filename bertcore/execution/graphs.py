@@ -35,7 +35,7 @@ MOST_SEEDS = 1024  # of dropout in one pass: three a layer, and one for each ada
 # TFLOPS. Beyond it nothing is gained by graphs, and capacity would cost its share.
 MOST_WORK = 1 << 40
 
-_HIDDEN = object()  # the key of the layers' input, beside those of parameters
+_HIDDEN = object()  # the key of the layers' input, beside the keys of parameters
 
 
 class NotCapturedWarning(RuntimeWarning):
@@ -92,7 +92,7 @@ class Graphs:
             state, context = encoder.adapter.begin(inner, inputs, lambda run, inputs: hidden)
             return encoder.run_layers(inner, state, context), context
 
-        self._inference.keep_only(lambda: encoder.version)  # drop those of weights that training replaced
+        self._inference.keep_only(lambda: encoder.version)  # drop graphs of weights that training replaced
         hidden = encoder.embeddings(run, inputs)
         try:
             output = self._trained(run, encoder, layers, hidden, inputs, bounds)
@@ -154,7 +154,7 @@ def _bounds(run: Pass, encoder: Executable, inputs: EncoderInput) -> Bounds | No
 
 
 def _blocks(run: Pass, encoder: Executable) -> list[Block]:
-    """Return what runs between the embeddings and the last hidden state."""
+    """Return the blocks that run between the embeddings and the last hidden state."""
     norm = [] if encoder.final_norm is None else [encoder.final_norm]
     return [encoder.adapter, *encoder.layers[: run.trace.layers], *norm]
 

@@ -18,7 +18,7 @@ CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
 TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
 
-# Keys of PEFT that do not change what is computed from the tensors in the file (init_lora_weights: see below).
+# Keys of PEFT that do not change results computed from the file's tensors (init_lora_weights: see below).
 IGNORED_KEYS = {
     *("init_lora_weights", "auto_mapping", "base_model_name_or_path", "revision", "inference_mode"),
     *("peft_type", "peft_version"),
@@ -33,7 +33,7 @@ INITIAL_VALUES = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 @dataclass(kw_only=True)
 class LoraConfig:
-    """Settings of low-rank adapters; names and meanings are those of PEFT's LoraConfig.
+    """Settings of low-rank adapters; names and meanings follow PEFT's LoraConfig.
 
     Attributes:
         r: the rank of each product.

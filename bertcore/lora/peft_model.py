@@ -54,7 +54,7 @@ class PeftModel(Block):
     """A model with adapters, one for each adapted weight; made by `get_peft_model` or `from_pretrained`.
 
     Calls and attributes are the model's, except that `parameters` includes the adapters, and that `state_dict`,
-    `load_state_dict` and `save_pretrained` cover only what is trained. `peft_config` has the adapters' settings.
+    `load_state_dict` and `save_pretrained` cover only trained tensors. `peft_config` has the adapters' settings.
     """
 
     def __init__(self, model: Model, peft_config: LoraConfig):

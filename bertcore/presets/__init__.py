@@ -33,7 +33,7 @@ def preset(name: str) -> Preset:
 
 
 def preset_config(name: str) -> dict[str, Any]:
-    """Return a copy of a preset's config, for `Model.from_config`; errors are those of `preset`."""
+    """Return a copy of a preset's config, for `Model.from_config`. Errors are as in `preset`."""
     return copy.deepcopy(dict(preset(name).config))
 
 

@@ -84,7 +84,7 @@ class Preset:
         tokenizer: the kind of vocabulary.
         own: its key innovation: the differences from BERT.
         category: one of CATEGORIES.
-        use: what it is mostly used for.
+        use: its most common use.
         languages: of its pretraining: a name, or how many.
     """
 

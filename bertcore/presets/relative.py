@@ -170,7 +170,7 @@ _MMBERT = _MODERNBERT.but(
     category="multilingual", use="long texts in many languages", languages="1,833",
 )  # fmt: skip
 
-# --- EuroBERT: the defaults of transformers, which are those of 210m, and the authors' conversion script ----------
+# --- EuroBERT: the defaults of transformers, which fit 210m, and the authors' conversion script ----------
 
 _EUROBERT = Preset(
     name="eurobert-210m", hub_id="EuroBERT/EuroBERT-210m",

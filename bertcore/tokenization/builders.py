@@ -20,8 +20,8 @@ from .settings import TOKENIZER_JSON, TokenizerSettings
 MODELS = {"word_piece": models.WordPiece, "byte_bpe": models.BPE, "unigram": models.Unigram}
 SPACE = "\u2581"  # stands for a space in SentencePiece's pieces
 
-# transformers' name of a setting -> that of `tokenizers.normalizers.BertNormalizer`, whose defaults (lower case,
-# accents stripped with it, Chinese characters apart) are transformers' too.
+# transformers' name of a setting -> its name in `tokenizers.normalizers.BertNormalizer`, which has the same defaults
+# (lower case, accents stripped with it, Chinese characters apart).
 NORMALIZATION = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",

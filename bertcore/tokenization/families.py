@@ -1,6 +1,6 @@
 """Tokenizers by family: data for the three shared builders.
 
-The values are those of transformers 5.23's tokenizer classes, whose names are the keys of `FAMILIES`.
+The values follow transformers 5.23's tokenizer classes, whose names are the keys of `FAMILIES`.
 """
 
 from collections.abc import Mapping

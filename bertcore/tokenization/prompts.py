@@ -22,7 +22,7 @@ class PromptedText:
     """A text behind its labels as token ids.
 
     Attributes:
-        words_mask: 1, 2, ... at the token whose state is that of the first word read, the second one, ...; else 0.
+        words_mask: 1, 2, ... at the token whose state stands for the first word read, the second one, ...; else 0.
         words: the numbers of the text's words: first those that were read, then those that were not, because they have
             no tokens (control characters) or lie beyond the model's limit.
         was_cut: whether there were more words.
@@ -40,8 +40,8 @@ class PromptedText:
 class PromptReader:
     """Reader that puts labels before texts: `ent_token` before each label, `sep_token` after the last one.
 
-    Texts are cut to `max_words`, and with the labels to `max_tokens`. With `pools_last` a word's state is that of its
-    last token. Raises ValueError for a tokenizer without one of the tokens.
+    Texts are cut to `max_words`, and with the labels to `max_tokens`. With `pools_last`, the state of its last
+    token stands for a word. Raises ValueError for a tokenizer without one of the tokens.
     """
 
     def __init__(

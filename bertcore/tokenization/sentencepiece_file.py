@@ -213,7 +213,7 @@ def _values(trie: np.ndarray) -> np.ndarray:
 
 
 def _step(states: np.ndarray, trie: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the states that one more byte leads to, and those of them that have a value."""
+    """Return the states that one more byte leads to, and those that have a value."""
     positions = states[:, None] ^ BYTE_VALUES
     units = trie[positions]
     exists = (units & 0x800000FF) == BYTE_VALUES

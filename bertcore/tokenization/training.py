@@ -30,7 +30,7 @@ BYTES = 256
 LEAST_LETTERS = 4
 REPEATED = 1000  # occurrences of a word in one text
 DIGITS = 6  # of scores, which are logarithms of probabilities
-# The order of special tokens, by the token that begins a text: that of the published vocabularies, whose ids stand in
+# The order of special tokens, by the token that begins a text, as in the published vocabularies, whose ids stand in
 # configs (and transformers expects XLNet's unknown token first).
 ORDERS = {
     "<s>": ("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"),

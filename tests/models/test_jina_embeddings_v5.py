@@ -95,7 +95,7 @@ def test_its_folder_is_a_sentence_encoder_of_last_tokens(tmp_path):
 @pytest.mark.parametrize(("changes", "problem"), [
     ({"config": {"peft_type": "LOHA"}}, "peft_type is 'LOHA', expected 'LORA'"),
     ({"config": {"r": 0}}, "r is 0 and lora_alpha 8, expected positive numbers"),
-    ({"config": {"r": 2}}, r"factors of model.layers.0\..* have the shapes .* expected those of rank 2"),
+    ({"config": {"r": 2}}, r"factors of model.layers.0\..* have the shapes .* expected factors of rank 2"),
     ({"config": {"use_dora": True}}, "use_dora is True, expected False"),
     ({"factors": lambda given: given | {"base_model.model.x.lora_A.weight": np.zeros((4, 4), "f4")}}, "x.lora_A"),
     ({"factors": lambda given: {k: v for k, v in given.items() if "lora_A" in k}}, r"shapes \[None, "),
