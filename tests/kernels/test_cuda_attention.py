@@ -295,6 +295,16 @@ def test_nan_stays_in_its_row_with_tables(cuda, dtype, name):
     assert np.isnan(output[20, 1]).all() and np.isnan(output).sum() == 13
 
 
+@pytest.mark.parametrize("rows", [1, 5], ids=["by key", "by score"])
+@pytest.mark.parametrize("name", ["query", "key"])
+def test_nan_is_not_hidden_by_a_boolean_mask(cuda, dtype, name, rows):
+    """-inf is added to the scores, as the definition says."""
+    given = dense(dtype, length=5, head_dim=32) | {"attn_mask": np.zeros((rows, 5), bool)}
+    given[name][0, 0, 3, 1] = np.nan
+    wanted = np.isnan(defined(given)[0])
+    assert np.array_equal(np.isnan(computed(cuda, given)[0]), wanted) and wanted.sum() == {"query": 32, "key": 160}[name]
+
+
 def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
     """Exact scores near 3,840: one float32 would round the sum of peak and logarithm to 2e-4."""
     given = dense(dtype, length=5, length_k=70, head_dim=64)

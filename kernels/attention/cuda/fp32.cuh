@@ -83,7 +83,6 @@ __device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const float *
                          : ADDED == BY_KEY ? staged[x + 16 * j]
                                            : staged[Stage<S, ADDED>::distance_at(y + 8 * i, x + 16 * j)];
       scores[i][j] = ADDED == NOTHING ? scores[i][j] * problem.scale : fmaf(scores[i][j], problem.scale, term);
-      if (ADDED == BY_KEY && is_hidden(term)) scores[i][j] = -INFINITY;
     }
   if constexpr ((ADDED & BY_SCORE) != 0) {
 #pragma unroll 1

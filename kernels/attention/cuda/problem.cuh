@@ -168,10 +168,6 @@ __device__ __forceinline__ int row_of_distance(const int *distance_rows, int dis
   return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
 }
 
-// In the place of what a mask would add to a key's scores: they become -inf, even if they are NaN.
-__device__ __forceinline__ float hidden_key() { return __uint_as_float(0xffffffffu); }
-__device__ __forceinline__ bool is_hidden(float staged) { return __float_as_uint(staged) == 0xffffffffu; }
-
 // What is added to the scaled scores of one sequence and head: where it begins in its arrays. The pointers stay in
 // `inputs`, kernel arguments: through shared memory they would be addresses of an unknown kind.
 struct AddedScores {
@@ -194,7 +190,7 @@ struct AddedScores {
     float sum = 0.f;
     if (inputs.bias) sum = to_float(inputs.bias[bias + j * problem.bias[3]]);
     if (problem.mask_kind == FLOAT_MASK) sum += to_float(static_cast<const T *>(inputs.attn_mask)[at]);
-    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) return hidden_key();
+    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) sum -= INFINITY;
     return sum;
   }
 
@@ -205,7 +201,7 @@ struct AddedScores {
     if (inputs.bias) score += to_float(inputs.bias[bias + i * problem.bias[2] + j * problem.bias[3]]);
     const long long at = mask + i * problem.attn_mask[2] + j * problem.attn_mask[3];
     if (problem.mask_kind == FLOAT_MASK) score += to_float(static_cast<const T *>(inputs.attn_mask)[at]);
-    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) score = -INFINITY;
+    if (problem.mask_kind == BOOL_MASK && !static_cast<const bool *>(inputs.attn_mask)[at]) score -= INFINITY;
     return score;
   }
 

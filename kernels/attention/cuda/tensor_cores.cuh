@@ -83,7 +83,9 @@ __device__ __forceinline__ void multiply_values(float (&output)[S::STRIPS][COLUM
   }
 }
 
-__device__ __forceinline__ void add_to(float &score, bool visible) { score = visible ? score : -INFINITY; }
+__device__ __forceinline__ void add_to(float &score, bool visible) {
+  if (!visible) score -= INFINITY;  // NaN stays
+}
 template <class T> __device__ __forceinline__ void add_to(float &score, T value) { score += to_float(value); }
 
 // The same for two scores with one load.
@@ -140,7 +142,6 @@ __device__ __forceinline__ void add_scores(Scores<S> &scores, const float *stage
     float &score = scores[i / 4][i % 4];
     const float term = ADDED == BY_KEY ? staged[key + n * 8 + e] : by_distance[strip * 16 + half * 8 - n * 8 - e];
     score = fmaf(score, problem.scale, term);
-    if (ADDED == BY_KEY && is_hidden(term)) score = -INFINITY;
   }
   if constexpr ((ADDED & BY_SCORE) != 0) {
     const bool pairs = problem.pairs && column + S::KEYS <= place.keys;
