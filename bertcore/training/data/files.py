@@ -341,7 +341,8 @@ def _files(path: str | os.PathLike) -> list[str | Path]:
             raise ValueError(f"{path} has no readable file, expected endings {', '.join(KNOWN)}")
         return found
     if not path.is_file():
-        raise FileNotFoundError(f"{path} {'is not a file' if path.exists() else 'does not exist'}")
+        found = "is a pipe or a device, expected a file, which can be read again" if path.exists() else "does not exist"
+        raise FileNotFoundError(f"{path} {found}")
     if _ending(path) not in _PARSERS:
         raise ValueError(f"{path} ends with {_ending(path)}, expected {', '.join(KNOWN)}, or .gz after these")
     return [path]

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import pickle
 import re
 import sys
@@ -213,6 +214,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     ([], "paths is empty"),
     ("", "a path is empty"),
     ("missing.txt", "missing.txt does not exist"),
+    (os.devnull, "is a pipe or a device, expected a file"),
     ("a.pdf", "a.pdf ends with .pdf, expected .txt"),
     ("folder", "folder has no readable file"),
 ])  # fmt: skip
