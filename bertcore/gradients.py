@@ -240,7 +240,7 @@ def differentiate(
 
 
 def _of_trained_names(parameter: Parameter, gradient: Any) -> Any:
-    """Set the parts of a gradient to 0 whose tensors are not trained; return it."""
+    """Set to 0 the parts of a gradient whose tensors are not trained; return the gradient."""
     if parameter.trained_names is not None:
         for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):
             if name not in parameter.trained_names:

@@ -115,7 +115,7 @@ class Seeds:
         return mixed_seed(self.seed, self.count)
 
     def of_site(self, number: int) -> Seeds:
-        """Return the sequence of the site of this number, at its beginning."""
+        """Return the seeds of the site of this number, from the first one on."""
         return Seeds(mixed_seed(self.seed, -1 - number))
 
 
@@ -173,7 +173,7 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Everything that one pass depends on beside its inputs.
+    """Everything that one pass depends on besides its inputs.
 
     Attributes:
         backend: "numpy", "numba" or "cupy".

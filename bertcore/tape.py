@@ -47,7 +47,7 @@ class Addend:
     """A gradient that is not an array yet; a pullback may return it if most of the array is zeros."""
 
     def added_to(self, array: Any | None, dtype: Any = None) -> Any:
-        """Add this gradient to the array in place, or return it as an array, of `dtype` or its own, without one."""
+        """Add this gradient to `array` in place, or make it an array, of `dtype` if given; return the array."""
         raise NotImplementedError
 
 
@@ -105,7 +105,7 @@ class _Checkpoint:
 
 
 class Tape:
-    """Records the operations called inside its `with` block."""
+    """Record the operations called inside its `with` block."""
 
     def __init__(self) -> None:
         self._leaves: dict[tuple[Hashable, Hashable], Variable] = {}  # by key and form

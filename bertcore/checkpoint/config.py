@@ -14,7 +14,7 @@ X * X_scale * X_input_scale. Its format is "int-quantized-smoothed", which other
 
 int8_weight_only has the strategy "group" instead of "channel", and unquantized activations: X_scale is
 bfloat16 (out_features, groups of 32) for every layout of X, and the last group may be shorter. With channels, where X
-is not stored as (out_features, in_features), X_scale has size 1 along the input axes: (1, out_features) beside GPT-2's
+is not stored as (out_features, in_features), X_scale has size 1 along the input axes: (1, out_features) for GPT-2's
 (in_features, out_features).
 """
 

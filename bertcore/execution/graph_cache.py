@@ -231,7 +231,7 @@ class _InferenceGraph(_Graph):
             arena = workspace.arena(plan)
             super().__init__(workspace)
             self._graph, (self._results, self._kept) = capture(workspace.stream, lambda: build(self._batch), arena)
-        except RuntimeError as error:  # CUDA's errors are such, too, except for lack of memory
+        except RuntimeError as error:  # CUDA's are RuntimeErrors, too, except for lack of memory
             raise NotCaptured(str(error)) from error
 
     def run(self, workspace: Workspace, batch: Any, rows: int) -> tuple[Any, ...]:

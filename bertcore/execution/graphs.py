@@ -209,7 +209,7 @@ class _Kept:
 
 
 class _Capture:
-    """Runs the layers for graphs to be captured."""
+    """Run the layers so that graphs can be captured."""
 
     def __init__(
         self, run: Pass, layers: Callable, inputs: EncoderInput, bounds: Bounds, has_gradient: bool, read: list[Any]

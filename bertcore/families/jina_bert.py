@@ -23,7 +23,7 @@ ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
 class AlibiAdapter(Adapter):
-    """Adds ALiBi's distance biases, the same in all layers."""
+    """Add ALiBi's distance biases, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)

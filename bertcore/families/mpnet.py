@@ -42,7 +42,7 @@ PADDING = 1
 
 
 class BiasAdapter(Adapter):
-    """Adds relative position biases, the same in all layers."""
+    """Add relative position biases, the same in all layers."""
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         super().__init__(names, spec)

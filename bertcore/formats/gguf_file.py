@@ -163,7 +163,7 @@ class GGUFTensor:
 
 
 class _Cursor:
-    """Reads the file from its beginning; ValueError where it ends too soon."""
+    """Read the file from its beginning. Raises ValueError where it ends too soon."""
 
     def __init__(self, data: Any):
         self.data, self.place, self.strings = data, 0, 0

@@ -138,7 +138,7 @@ def _settings(config: Mapping[str, Any], pooling: int) -> dict[str, Any]:
 
 
 class _Tensors:
-    """Finds a model's tensors in a file."""
+    """Find a model's tensors in a file."""
 
     def __init__(self, opened: GGUFFile, model: Model, architecture: Architecture):
         self.opened, self.model, self.spec = opened, model, model.spec

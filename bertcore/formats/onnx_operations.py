@@ -26,7 +26,7 @@ class Symbol:
 
 
 class Graph:
-    """Notes the nodes of a pass.
+    """Collect the nodes of a pass.
 
     Attributes:
         helper: onnx.helper.

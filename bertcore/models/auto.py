@@ -28,7 +28,7 @@ from bertcore.passes import Pass, Trace
 
 
 class AutoConfig:
-    """Reads a model's config without its weights; see `from_pretrained`."""
+    """Read a model's config without its weights; see `from_pretrained`."""
 
     @staticmethod
     def from_pretrained(name: str | os.PathLike, **hub: Any) -> Config:

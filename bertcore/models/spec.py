@@ -171,7 +171,7 @@ class Config(dict[str, Any]):
 
 
 class ConfigReader:
-    """Reads values of a config with checks; errors name the key, its value and what was expected.
+    """Read values of a config with checks; errors name the key, its value and what was expected.
 
     `defaults` are the values of absent keys; a key without one there needs a default in the call. `keys` maps a key to
     the family's own name for it; if the config lacks that name, the key itself is read, as in transformers.

@@ -49,7 +49,7 @@ class Lanes:
 
 
 class Batcher:
-    """Collects rows and computes them in batches of at most `batch_tokens`.
+    """Collect rows and compute them in batches of at most `batch_tokens`.
 
     While a batch computes, rows wait; the next batch takes as many as fit, one row of each request after the other, so
     that a short request does not wait for all of a long one. A single row is computed at once. Rows beyond

@@ -16,7 +16,7 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class BestRows:
-    """Keeps the best rows of a corpus for each query; the corpus is added block by block.
+    """Keep the best rows of a corpus for each query; the corpus is added block by block.
 
     Args:
         queries: number of queries.

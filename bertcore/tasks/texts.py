@@ -22,7 +22,7 @@ class TextsCutWarning(UserWarning):
 
 
 class CutTexts:
-    """Counts the texts of a call and how many were cut, for one warning per owner.
+    """Count the texts of a call and how many were cut, for one warning per owner.
 
     Args:
         owner: the reader of the texts; its `has_warned` says whether it has already warned.

@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")
-MARKS = "[FLERT]", "<<ENT>>", "<<SEP>>"  # which GLiNER adds to a tokenizer, its own names for the last two
+MARKS = "[FLERT]", "<<ENT>>", "<<SEP>>"  # GLiNER adds these to a tokenizer; a model may rename the last two
 
 
 def split_words(text: str) -> Iterator[tuple[int, int]]:

@@ -57,7 +57,7 @@ EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
 
 
 class EarlyStoppingCallback(TrainerCallback):
-    """Ends a run whose evaluations no longer improve, by `metric_for_best_model` (eval_loss by default).
+    """End a run whose evaluations no longer improve, by `metric_for_best_model` (eval_loss by default).
 
     Args:
         early_stopping_patience: the number of evaluations without improvement that ends the run.
@@ -146,7 +146,7 @@ LOG_NAME, PLOT_NAME, TENSORBOARD_NAME = "log.jsonl", "loss.png", "runs"
 
 
 class JsonLog(TrainerCallback):
-    """Writes each line of the log to log.jsonl as a JSON object, with null for inf and NaN.
+    """Write each line of the log to log.jsonl as a JSON object, with null for inf and NaN.
 
     A resumed run keeps the lines up to its checkpoint.
     """
@@ -227,7 +227,7 @@ def _position(state: TrainerState, by_time: bool) -> int:
 
 
 class LossPlot(TrainerCallback):
-    """Draws loss.png: the curves of `training_curves`, unless no finite loss was logged."""
+    """Draw loss.png: the curves of `training_curves`, unless no finite loss was logged."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         from bertcore.drawing import save_figure
@@ -243,7 +243,7 @@ class LossPlot(TrainerCallback):
 
 
 class TensorBoard(TrainerCallback):
-    """Writes the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
+    """Write the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         from tensorboard.summary import Writer
@@ -260,7 +260,7 @@ class TensorBoard(TrainerCallback):
 
 
 class WeightsAndBiases(TrainerCallback):
-    """Logs a run with wandb, which reads WANDB_PROJECT and the like itself; the config has the arguments."""
+    """Log a run with wandb, which reads WANDB_PROJECT and the like itself; the config has the arguments."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         import wandb
@@ -277,7 +277,7 @@ class WeightsAndBiases(TrainerCallback):
 
 
 class MLflow(TrainerCallback):
-    """Logs a run with mlflow, which reads MLFLOW_TRACKING_URI and the like itself; the parameters are the arguments."""
+    """Log a run with mlflow, which reads MLFLOW_TRACKING_URI and the like itself; the parameters are the arguments."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         import mlflow

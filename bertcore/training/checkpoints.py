@@ -144,7 +144,7 @@ def remove_checkpoint(folder: Path) -> None:
 def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
     """Remove the earliest checkpoints until `limit` are left, but none of `kept`.
 
-    `kept` is the best one and the one just written, which is not the last after a return to an earlier step.
+    `kept` has the best one and the one just written, which is not the last after a return to an earlier step.
     """
     if limit is None:
         return

@@ -221,7 +221,7 @@ _MOST = {"min_lr_rate": 1, "warmup_lr_rate": 1, "min_lr_ratio": 1, "factor": 1, 
 
 
 class Schedule:
-    """Sets the rate of each group of an optimiser: its initial rate times a factor that depends on the steps made.
+    """Set the rate of each group of an optimiser: its initial rate times a factor that depends on the steps made.
 
     The first step has the factor for 0 steps, which is 0 with a warm-up.
 

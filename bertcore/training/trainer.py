@@ -37,7 +37,7 @@ class TrainOutput(NamedTuple):
 
 
 class Trainer:
-    """Trains a model, evaluates it, and writes checkpoints from which a run resumes bit for bit.
+    """Train a model, evaluate it, and write checkpoints from which a run resumes bit for bit.
 
     Args:
         model: a model with the head that the objective needs.

@@ -103,7 +103,7 @@ class LabelledTexts:
     def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
-        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has another label.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has an unknown label.
         """
         inputs = self.inputs(records)
         while some := list(islice(inputs, AT_ONCE)):
@@ -115,7 +115,7 @@ class LabelledTexts:
     def inputs(self, records: Rows) -> Iterator[tuple[dict[str, str], Any]]:
         """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
 
-        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has another label.
+        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has an unknown label.
         """
         columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
         for number, record in enumerate(records):
@@ -168,7 +168,7 @@ class LabelledWords:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column, has unequal numbers of words and
-        tags, or another tag.
+        tags, or an unknown tag.
         """
         numbers = {name: index for index, name in enumerate(self.labels)}
         rows = self._rows(records)

@@ -80,7 +80,7 @@ def store_examples(
 
     Args:
         folder: a path that does not exist yet.
-        examples: mappings with the same keys to integers, floats, or one-axis lists or arrays of them. They are kept in
+        examples: mappings of the same keys to integers, floats, or one-axis lists or arrays of them. They are kept in
             32 bits.
         facts: JSON values about them.
 

@@ -116,7 +116,7 @@ class MSE(CrossEncoderObjective):
 
 
 class MarginMSE(CrossEncoderObjective):
-    """The difference of a first document's score and each later one's approaches a teacher's: the mean squared error.
+    """The difference of the first document's score and each later one's approaches a teacher's: the mean squared error.
 
     All lists have the same length. Labels are the differences of each list in turn, or all scores (Hofstätter et al.
     2020, arXiv:2010.02666).

@@ -39,7 +39,7 @@ class Distillation(Objective):
     Args:
         teacher: a model of any family, with a head if the terms need its logits.
         terms: the comparisons; see `distillation_terms`.
-        objective: the student's own, from labels or masked words; None for only the terms.
+        objective: the student's own, from labels or masked words; None to use only the terms.
         objective_weight: the factor on the student's own loss.
 
     Raises:
@@ -81,7 +81,7 @@ class Distillation(Objective):
     def weight(self, batch: Batch) -> float:
         """Return the weight by the student's own objective; without one, the count that the terms are means over.
 
-        That is the real tokens, or the texts if all terms are soft targets of texts.
+        That count is of real tokens, or of texts if all terms are soft targets of texts.
         """
         return self._rows(self.terms, batch) if self.objective is None else self.objective.weight(batch)
 

@@ -86,7 +86,7 @@ class OnlineContrastive(Contrastive):
     """`Contrastive` of only the hard pairs of a batch, summed, without the factor 1/2.
 
     Hard pairs with label 1 are farther than the nearest pair with label 0; those with label 0 are nearer than the
-    farthest pair with label 1. If one label does not occur, the limit is the mean distance of all pairs.
+    farthest pair with label 1. If one label does not occur, the limit is the mean of the other label's pairs.
     """
 
     def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
