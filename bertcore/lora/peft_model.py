@@ -79,9 +79,9 @@ class PeftModel(Block):
             is_trainable: whether training continues; otherwise the adapters are frozen, too.
 
         Raises:
-            CheckpointError: for missing or damaged files, and tensors that are missing, unknown or do not fit; the
-                model stays as it was.
-            ValueError: for adapters of another kind.
+            CheckpointError: for missing or damaged files, adapters of another kind, and tensors that are missing,
+                unknown or do not fit; the model stays as it was.
+            ValueError: if the model has adapters already or lacks the layers, or is int8 and to be trained.
         """
         file = Path(folder) / CONFIG_NAME
         with locked(Path(folder), shared=True):  # both files of one save

@@ -50,7 +50,7 @@ def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
 
 
 def check_whole(folder: Path) -> None:
-    """Raise CheckpointError, naming the file, unless all files of a checkpoint are as they were saved."""
+    """Raise ValueError, naming the file, unless all files of a checkpoint are as they were saved."""
     if not (folder / DIGESTS).is_file():
         raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {DIGESTS}")
     digests = read_json_object(folder / DIGESTS)

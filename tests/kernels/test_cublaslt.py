@@ -1,7 +1,4 @@
-"""Products by cuBLASLt.
-
-A replacement computes on the host and checks its arguments (tests/cuda_emulator/cublaslt.cpp).
-"""
+"""Products by cuBLASLt; a replacement computes on the host and checks arguments (cuda_emulator/cublaslt.cpp)."""
 
 import ctypes
 import re

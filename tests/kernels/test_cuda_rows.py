@@ -114,10 +114,7 @@ def test_cross_entropy_of_unknown_targets_is_nan(cuda, dtype):
 
 @pytest.mark.parametrize("classes", [39, 1500])
 def test_cross_entropy_of_rows_that_lie_apart(cuda, dtype, classes, monkeypatch):
-    """Rows of a vocabulary as linear makes them: aligned, with gaps that stay unchanged.
-
-    The gradient has rows apart as well, or overwrites the logits.
-    """
+    """Logits as linear makes them: aligned, with gaps that stay unchanged; the gradient, too, or in their place."""
     monkeypatch.setattr(_cuda, "WIDE", 1)
     stride = _cuda.padded_width(classes, dtype)
     storage = np.full((5, stride), np.nan, dtype)

@@ -63,10 +63,7 @@ def _assert_close(what: str, found: Any, truth: np.ndarray) -> None:
 
 
 def check_gradients(model: Model, *parts: str, **batch: Any) -> None:
-    """The loss's gradients of a float64 model are finite differences, along a direction of each parameter.
-
-    `parts`: only of parameters whose names hold one of them.
-    """
+    """Compare float64 gradients with finite differences; `parts`: only of parameters whose names hold one."""
     rng = np.random.default_rng(0)
     state = {name: rng.normal(0.0, 0.4, array.shape) for name, array in model.state_dict().items()}
 

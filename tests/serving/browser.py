@@ -29,10 +29,7 @@ def chromium():
 
 @contextlib.contextmanager
 def opened(browser, port, *, width=1280, tab="", key=None, **options):
-    """The page of the server at that port, without scripts' errors, refused content or requests to elsewhere.
-
-    `page.failures` has what went wrong; afterwards it must be empty.
-    """
+    """The server's page, whose `failures` (script errors, refused content, requests to elsewhere) must stay empty."""
     context = browser.new_context(viewport={"width": width, "height": 900}, **options)
     page = context.new_page()
     page.set_default_timeout(20_000)

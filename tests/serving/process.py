@@ -14,10 +14,7 @@ START = 300  # seconds: kernels may have to be compiled
 
 @contextlib.contextmanager
 def served(*models, backend="numpy", options=(), files=None, log=None):
-    """Process and port of `bertcore serve`, once it answers; killed afterwards.
-
-    `files`: how many it may open; `log`: the file to which its standard error goes.
-    """
+    """Process and port of `bertcore serve` once it answers; `files`: how many it may open; `log`: of its stderr."""
     command = [sys.executable, "-m", "bertcore", "serve", *map(str, models), "--port", "0", *options]
     environment = {**os.environ, "BERTCORE_BACKEND": backend}
     limit = (lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) if files else None

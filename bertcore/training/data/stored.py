@@ -41,12 +41,11 @@ class StoredExamples:
         self.folder = Path(folder)
         try:
             index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+            self.facts, self._count, columns = index["facts"], index["count"], index["columns"].items()
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{folder} has no {INDEX}: it holds no examples") from error
-        except ValueError as error:
-            raise ValueError(f"{self.folder / INDEX} is damaged: {error}") from error
-        self.facts, self._count = index["facts"], index["count"]
-        columns = index["columns"].items()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.folder / INDEX} is damaged: {error!r}") from error
         self._columns = {name: _Column(self.folder, name, known, self._count) for name, known in columns}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -157,7 +157,7 @@ class GISTEmbed(EmbeddingObjective):
     """`MultipleNegativesRanking` without the candidates that a guide finds nearer than the right one.
 
     An example has an anchor, a positive and perhaps a negative. The candidates of an anchor are all positives,
-    negatives and other anchors; its positive is also compared with all others (Solatorio 2024, arXiv:2402.16829).
+    negatives and other anchors; its positive is also compared with the others (Solatorio 2024, arXiv:2402.16829).
     Labels are the guide's embeddings, (examples, columns, dim); the collator computes them.
 
     Args:

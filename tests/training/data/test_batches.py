@@ -256,5 +256,6 @@ def test_damage_is_seen(tmp_path):
     for damaged in (content[:-1], content[:-4], content + bytes(4)):
         values.write_bytes(damaged)
         refuses(ValueError, r"input_ids\.values", StoredExamples, tmp_path / "a")
-    (tmp_path / "a" / "examples.json").write_text("{")
-    refuses(ValueError, r"examples\.json is damaged", StoredExamples, tmp_path / "a")
+    for damaged in ("{", "{}", "[]"):
+        (tmp_path / "a" / "examples.json").write_text(damaged)
+        refuses(ValueError, r"examples\.json is damaged", StoredExamples, tmp_path / "a")
