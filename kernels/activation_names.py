@@ -1,4 +1,4 @@
-"""Activation functions by name; the place of a name is its code in compiled kernels (pointwise.py, activations.cuh)."""
+"""Activation functions by name; the index of a name is its code in compiled kernels (pointwise.py, activations.cuh)."""
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "gelu_tanh")
 NO_ACTIVATION = -1

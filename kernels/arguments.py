@@ -1,4 +1,4 @@
-"""Constraints on the arguments of operations, which a record (operation.py) declares by name.
+"""Constraints on the arguments of operations, declared by name in a record (operation.py).
 
 `check` returns the value to compute with. It raises TypeError for a wrong type or dtype, ValueError for a wrong value,
 shape or length.
@@ -21,7 +21,7 @@ class Call(Protocol):
 
     Attributes:
         backend: the backend that computes it.
-        given: the arguments, checked up to the present one.
+        given: the arguments, checked up to the current one.
         dtype, first: the dtype of the floating arrays, and the name of the first of them; None and "" before it.
         sizes: the sizes of axes by name.
     """
@@ -40,19 +40,19 @@ class Argument:
     """The constraint on one argument; `check` returns the value to compute with.
 
     Attributes:
-        schema: the argument's type in a PyTorch operator; "" if only eager calls take another value than the default.
+        schema: the argument's type in a PyTorch operator; "" if only eager calls accept values other than the default.
     """
 
     is_array = False
     schema = ""
-    plain: tuple[type, ...] = ()  # classes beside arrays that an array argument takes
+    plain: tuple[type, ...] = ()  # classes other than arrays that an array argument accepts
 
     def __init__(self, schema: str | None = None):
         if schema is not None:
             self.schema = schema
 
     def traced(self, name: str, value: Any) -> Any:
-        """Return the value as a PyTorch operator of this schema takes it."""
+        """Return the value in the form of a PyTorch operator with this schema."""
         return value
 
     def check(self, name: str, value: Any, call: Call) -> Any:
@@ -64,8 +64,8 @@ class _Array(Argument):
     """An array whose axes have names: an axis has the same size wherever its name occurs in one call.
 
     Args:
-        shape: the names of the axes, "rows classes", or "... width": any number of axes, then one called width. ""
-            for what the contract checks itself.
+        shape: the names of the axes, "rows classes", or "... width": any number of axes, then one called width. "" if
+            the contract checks the shape itself.
         optional: whether the argument may be None.
     """
 
@@ -90,7 +90,7 @@ class _Array(Argument):
 
 
 class Floats(_Array):
-    """An array of a floating dtype that the backend computes in, the same one for all of a call.
+    """An array of a floating dtype that the backend computes in, the same for all arrays of a call.
 
     With `stored` the array may also be bfloat16 on Numba, which widens it.
     """
@@ -110,7 +110,7 @@ class Floats(_Array):
 
 
 class Wide(_Array):
-    """An array of the dtype that the call computes in: float64 beside float64, else float32."""
+    """An array of the dtype that the call computes in: float64 for float64 arrays, else float32."""
 
     def _check_dtype(self, name: str, array: Any, call: Call) -> None:
         expected = working_dtype(call.dtype)
@@ -126,7 +126,7 @@ class Integers(_Array):
 
 
 class Codes(_Array):
-    """An array of bits, eight in a byte (uint8), or of int8, the same dtype for all of a call."""
+    """An array of bits, eight in a byte (uint8), or of int8, the same dtype for all arrays of a call."""
 
     def _check_dtype(self, name: str, array: Any, call: Call) -> None:
         if array.dtype not in (np.uint8, np.int8):
@@ -161,7 +161,7 @@ class Offsets(Argument):
         if value is None:
             raise TypeError(f"{name} is None, {MISSING}")
         if not (shape := call.value(self.of).shape):
-            raise ValueError(f"{self.of} has shape (), expected (tokens, ...) beside {name}")
+            raise ValueError(f"{self.of} has shape (), expected (tokens, ...) with {name}")
         return checks.offsets(name, value, self.of, shape[0])
 
 
@@ -169,12 +169,12 @@ class Seed(Argument):
     """A seed of dropout: an integer of 64 bits or, on CUDA, an array of one uint64."""
 
     is_array, schema = True, "SymInt"
-    plain = (int, float, str, np.generic)  # which `check` tells apart
+    plain = (int, float, str, np.generic)  # `check` distinguishes them
 
     def traced(self, name: str, value: Any) -> Any:
         if hasattr(value, "dtype") and not isinstance(value, np.generic):
             raise TypeError(f"{name} is an array, expected an integer under PyTorch's transforms")
-        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:  # an operator's integers have a sign
+        if isinstance(value, int) and 1 << 63 <= value < 1 << 64:  # an operator's integers are signed
             return value - (1 << 64)
         return value
 
@@ -186,7 +186,7 @@ class Seed(Argument):
 
 
 class Axis(Argument):
-    """An axis of another argument, which becomes its number from the front."""
+    """An axis of another argument; `check` returns its number counted from the front."""
 
     schema = "SymInt"
 
@@ -201,7 +201,7 @@ class Axis(Argument):
 
 
 class Number(Argument):
-    """A number that arrays of the call's dtype can be computed with."""
+    """A number in the range of the call's dtype."""
 
     schema = "float"
 
@@ -213,7 +213,7 @@ class Number(Argument):
 
 
 class Integer(Argument):
-    """An integer, not below `minimum`; if `bits` is given, one that fits so many with a sign."""
+    """An integer, not below `minimum`; if `bits` is given, it must fit in a signed integer of that many bits."""
 
     schema = "SymInt"
 
@@ -253,14 +253,14 @@ class ResultDtype(Argument):
 
 
 class ParameterDtype(Argument):
-    """The dtype of the gradients of parameters: that of `saved.input`, by default, or float32 beside 16 bits."""
+    """The dtype of the gradients of parameters: by default that of `saved.input`; or float32 if that has 16 bits."""
 
     def check(self, name: str, value: Any, call: Any) -> np.dtype:
         return checks.gradient_dtype(call.saved.input, value)
 
 
 class Choice(Argument):
-    """One of several names, or None if that is among them."""
+    """One of several names, or None if None is one of the options."""
 
     schema = "str?"
 
@@ -273,7 +273,7 @@ class Choice(Argument):
 
 
 def check_axes(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: dict[Any, Any]) -> None:
-    """Check a shape against the names of its axes and note their sizes; ValueError for one that does not fit."""
+    """Check a shape against the names of its axes and record their sizes; ValueError if it does not fit."""
     found = dict(zip(reversed(axes), reversed(shape), strict=False))  # from the end, so that "..." comes last
     if axes[0] == "...":
         fits = len(shape) >= len(axes) - 1

@@ -1,4 +1,4 @@
-"""The types of arrays that annotations name."""
+"""The types of arrays in annotations."""
 
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 

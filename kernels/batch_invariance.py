@@ -1,21 +1,21 @@
-"""The setting that makes a row's bits independent of the rows beside it in products on the GPU."""
+"""The setting that makes a row's bits independent of the other rows in products on the GPU."""
 
 from .own_name import setting, variable
 
 
 def set_batch_invariant(wanted: bool) -> None:
-    """Compute matrix products on the GPU batch-invariantly from now on, or as fast as can be, which is the default.
+    """Compute matrix products on the GPU batch-invariantly from now on, or as fast as possible (the default).
 
-    What each promises, for one version of the libraries and one type of GPU:
+    With the same versions of the libraries and the same type of GPU:
 
-    - False: the same call gives the same bits, each time. A text's result may differ in its last bits with what else
-      is in the batch: products are cuBLASLt's, which sums in an order chosen for the number of rows.
-    - True: the same text gives the same bits, whatever its neighbours, its padding and its place in the batch. Products
-      are by a kernel of this package, which sums each row in one order. Gradients, which are sums over the batch in any
-      case, are still cuBLASLt's.
+    - False: the same call gives the same bits, each time. A text's result may differ in its last bits with the rest of
+      the batch: cuBLASLt computes the products, and sums in an order chosen for the number of rows.
+    - True: the same text gives the same bits, whatever its neighbours, its padding and its place in the batch. A kernel
+      of this package computes the products, and sums each row in one order. Gradients, which are sums over the batch in
+      any case, are still computed by cuBLASLt.
 
-    On the CPU both promises hold always. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
-    decides until this function is called; any other value is an error of the import, with a GPU or without.
+    On the CPU both guarantees always hold. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
+    decides until this function is called; with any other value the import fails, with or without a GPU.
 
     Raises TypeError for anything but a bool.
     """

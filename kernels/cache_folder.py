@@ -1,6 +1,6 @@
 """The folder of the disk cache (compiled kernels, and downloads of bertcore), and files that no other user can change.
 
-Compiled kernels are code: they are read and written by `read_private` and `write_private` alone.
+Compiled kernels are code: only `read_private` and `write_private` read and write them.
 """
 
 import errno
@@ -46,7 +46,7 @@ def writable_cache_folder() -> Path:
 def usable_cache_folder(holding: str) -> Path:
     """Return the first candidate that has a folder named `holding` (perhaps read-only, in a container), or is writable.
 
-    Failing both, the first one, where nothing is kept. Raises OSError if there is no candidate, or if
+    Failing both, the first one, to which nothing is written. Raises OSError if there is no candidate, or if
     BERTCORE_CACHE_DIR cannot be created or another user could write to it.
     """
     folders = cache_candidates()
@@ -72,7 +72,7 @@ def _check_writable(folder: Path) -> None:
 def _user_name() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user id without an entry in passwd
+    except (OSError, KeyError, ImportError):  # a container's user id may have no entry in passwd
         return str(os.getuid()) if hasattr(os, "getuid") else "user"
 
 
@@ -82,11 +82,11 @@ MOST_LINKS = 40  # on the way to a file, as in Linux
 
 
 def check_private(path: Path) -> None:
-    """Raise PermissionError if another user could change the file or folder at `path`, or put another in its place.
+    """Raise PermissionError if another user could change or replace the file or folder at `path`.
 
     Every level down to `path`, links included, must belong to this user or to root, and only its owner may write to it.
     Folders above `path` may be sticky instead (/tmp): others cannot rename or remove its entries. Levels that do not
-    exist pass. Where the system has no users' numbers nothing is checked.
+    exist pass. On systems without user ids nothing is checked.
     """
     place, links = Path("/"), 0
     pending = list(reversed((Path.cwd() / path).parts)) if hasattr(os, "getuid") else []
@@ -108,9 +108,9 @@ def check_private(path: Path) -> None:
 
 @cache
 def _unmapped_user() -> int:
-    """Return the owner that root's folders seem to have in a user namespace without root (Apptainer), else 0.
+    """Return the apparent owner of root's folders in a user namespace without root (Apptainer), else 0.
 
-    Other users' folders seem so, too: it is accepted above a file alone, which must be the user's own.
+    Other users' folders have the same apparent owner: it is accepted only above a file, which must be the user's own.
     """
     with suppress(OSError):
         if Path("/proc/self/uid_map").read_text().split() != ["0", "0", str(2**32 - 1)]:
@@ -128,7 +128,7 @@ def _check_status(place: Path, status: os.stat_result, *, is_above: bool = False
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, with mode 0700. Raises OSError, also as `check_private`."""
+    """Make a folder and its missing parents, with mode 0700. Raises OSError, also as `check_private`."""
     for each in (*reversed(folder.parents), folder):
         with suppress(FileExistsError):
             if not each.exists():
@@ -157,7 +157,7 @@ def write_private(file: Path, content: bytes) -> None:
         try:
             os.replace(temporary, file)
         except PermissionError:
-            if hasattr(os, "getuid") or not file.exists():  # Windows keeps the file that others read now
+            if hasattr(os, "getuid") or not file.exists():  # Windows cannot replace a file that others read now
                 raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,6 +1,6 @@
 """Checks of arguments, from metadata alone: a GPU array's values are never read, so no synchronisation is forced.
 
-Each error names the argument, what came and what was expected.
+Each error names the argument, its value and the expected one.
 """
 
 import functools
@@ -17,7 +17,7 @@ LARGEST = int(np.finfo(np.float64).max)
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 _NUMBERS = (int, float, np.integer, np.floating)
 
-# What each backend computes in; the reference takes any floating dtype.
+# The dtypes that each backend computes in; the reference accepts any floating dtype.
 BACKEND_DTYPES = {"numba": ("float32", "float64"), "cupy": ("float32", "float16", "bfloat16")}
 
 
@@ -36,11 +36,11 @@ def floating(backend: str, **arrays: Any) -> None:
             raise TypeError(f"{name} has dtype {array.dtype}, expected {dtype} as {first} has")
 
 
-@functools.cache  # a dtype's name is made anew each time it is asked for
+@functools.cache  # NumPy builds a dtype's name anew at each access
 def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
     """Return what `backend` expects instead of `dtype`; None if it computes in it."""
     allowed = BACKEND_DTYPES.get(backend)
-    # ml_dtypes.bfloat16 reports the kind "V" (void), not "f".
+    # The kind of ml_dtypes.bfloat16 is "V" (void), not "f".
     is_floating = dtype.isnative and (dtype.kind == "f" or is_bfloat16(dtype))
     if is_floating and (allowed is None or dtype.name in allowed):
         return None
@@ -69,9 +69,9 @@ def of_one_length(**lists: Any) -> int:
     return count
 
 
-@functools.lru_cache(maxsize=64)  # a training step asks for the same 600 each time
+@functools.lru_cache(maxsize=64)  # every training step needs the same 600
 def numbers(name: str, count: int) -> list[str]:
-    """Return the names of the arrays of a list in errors: "grads[0]", "grads[1]" ..."""
+    """Return the names in errors of the arrays of a list: "grads[0]", "grads[1]" ..."""
     return [f"{name}[{index}]" for index in range(count)]
 
 
@@ -130,28 +130,28 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
 
 
 def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
-    """Return the dtype of parameter gradients: that of `input`, also for None, or float32 beside 16 bits."""
+    """Return the dtype of parameter gradients: that of `input`, also for None, or float32 for a 16-bit input."""
     if dtype is None:
         return input.dtype
     dtype, allowed = floating_dtype("dtype", dtype), dict.fromkeys((input.dtype, working_dtype(input.dtype)))
     if dtype not in allowed:
         expected = " or ".join(map(str, allowed))
-        raise TypeError(f"{found} {dtype}, expected {expected} beside an input of {input.dtype}")
+        raise TypeError(f"{found} {dtype}, expected {expected} for an input of {input.dtype}")
     return dtype
 
 
 def same_dtype(like: str, array: Any, **arrays: Any) -> None:
-    """Raise TypeError unless the arrays have the dtype of `array`, which is called `like`."""
+    """Raise TypeError unless the arrays have the dtype of `array`, whose name is `like`."""
     for name, other in arrays.items():
         if other.dtype != array.dtype:
             raise TypeError(f"{name} has dtype {other.dtype}, expected {array.dtype} as {like} has")
 
 
 def dtype_of_moments(**parameter: Any) -> np.dtype:
-    """Return the dtype of a parameter and its moments: not 16 bits, where eps and most squares of gradients are 0."""
+    """Return the dtype of a parameter and its moments: not 16 bits, in which eps and most squared gradients are 0."""
     ((name, array),) = parameter.items()
     if array.dtype.itemsize < 4:
-        raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64: 16 bits hold no moments")
+        raise TypeError(f"{name} has dtype {array.dtype}, expected float32 or float64: moments need more than 16 bits")
     return array.dtype
 
 
@@ -180,11 +180,11 @@ def number_of(
 ) -> float:
     """Return `value` as a float for arrays of `dtype`: 0, or a normal number of the working dtype.
 
-    Other numbers would become inf or 0 in compiled code, on one backend sooner than on another. With `may_vanish` a
+    Other numbers would become inf or 0 in compiled code, at limits that depend on the backend. With `may_vanish` a
     number that is too small counts as 0.
     """
     value = finite_number(name, value, minimum=minimum)
-    if not value or SMALLEST_FLOAT32 <= abs(value) <= LARGEST_FLOAT32:  # in every working dtype: 1 us less
+    if not value or SMALLEST_FLOAT32 <= abs(value) <= LARGEST_FLOAT32:  # normal in every working dtype; saves 1 us
         return value
     working, smallest, largest = _normal_range(dtype)
     if not smallest <= abs(value) <= largest:
@@ -205,13 +205,13 @@ def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
 
 
 def is_broadcast(array: Any) -> bool:
-    """Return whether several elements of `array` share memory, by a stride of 0."""
+    """Return whether elements of `array` share memory because of a stride of 0."""
     sizes = zip(array.shape, array.strides, strict=True)
     return array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
 
 
 def aligned(**arrays: Any) -> None:
-    """Raise ValueError unless the elements of CuPy arrays lie at multiples of their size, as a GPU needs."""
+    """Raise ValueError unless the elements of CuPy arrays are at multiples of their size, as a GPU requires."""
     for name, array in arrays.items():
         if array is None or not math.gcd(array.data.ptr, *array.strides) % array.itemsize:
             continue
@@ -219,7 +219,7 @@ def aligned(**arrays: Any) -> None:
         strides = (stride for stride, length in zip(array.strides, array.shape, strict=True) if length > 1)
         if array.size and (address % size or any(stride % size for stride in strides)):
             raise ValueError(
-                f"{name} has elements of {size} bytes that do not all stand at multiples of {size}, expected an array "
+                f"{name} has elements of {size} bytes at addresses that are not multiples of {size}, expected an array "
                 "that is aligned: copy it"
             )
 
@@ -228,7 +228,7 @@ def updatable(**arrays: Any) -> None:
     """Raise ValueError unless the arrays can be changed in place, in C order."""
     for name, array in arrays.items():
         flags = array.flags
-        # On a GPU all is writable; see `aligned`.
+        # On a GPU all arrays are writable; see `aligned`.
         if flags.c_contiguous and (not isinstance(array, np.ndarray) or (flags.writeable and flags.aligned)):
             continue
         is_read_only = isinstance(array, np.ndarray) and not flags.writeable
@@ -237,7 +237,7 @@ def updatable(**arrays: Any) -> None:
 
 
 def writable_rows(name: str, array: Any) -> None:
-    """Raise ValueError unless `array` can be written to; its rows must be contiguous."""
+    """Raise ValueError unless `array` is writable and its rows are contiguous."""
     flags = array.flags
     is_writable = getattr(flags, "writeable", True) and not is_broadcast(array)
     has_rows = array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize
@@ -251,13 +251,13 @@ def no_two_overlap(**arrays: Any) -> None:
     on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]
     for (name, array), (other, beside) in itertools.combinations(on_host, 2):
         if np.may_share_memory(array, beside):
-            raise ValueError(f"{name} and {other} share memory, expected arrays that are updated apart")
+            raise ValueError(f"{name} and {other} share memory, expected arrays that do not overlap")
 
 
 def overlaps_none(target: str, arrays: dict[str, Any]) -> None:
-    """Raise ValueError if the array named `target` overlaps another in host memory; Nones are skipped.
+    """Raise ValueError if the array named `target` overlaps another in host memory; None entries are skipped.
 
-    0.3 us for each pair that lies apart; where two are views of one array, up to 30.
+    Takes 0.3 us for each pair in separate memory, up to 30 us for two views of one array.
     """
     on_host = {name: array for name, array in arrays.items() if isinstance(array, np.ndarray)}
     written = on_host.pop(target, None)
@@ -318,7 +318,7 @@ def offsets(name: str, values: Any, what: str, tokens: int) -> Any:
             raise ValueError(
                 f"{name} runs from {values[0]} to {values[-1]}, expected 0 to {tokens}, the tokens of {what}"
             )
-        # Two offsets have been compared with each other: 2 us less of a call with one sequence.
+        # A single pair of offsets was already compared above, which saves 2 us in a call with one sequence.
         falls = (values[1:] < values[:-1]).nonzero()[0] if values.shape[0] > 2 else ()
         if len(falls):
             at = int(falls[0])

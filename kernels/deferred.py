@@ -1,7 +1,7 @@
-"""Arrays whose values are not computed yet, which operations take and return in place of arrays.
+"""Arrays whose values are not computed yet, which operations accept and return in place of arrays.
 
-The recorder of a Deferred (kernels/program) notes what is to be computed. Operations that cannot be noted, and code
-that reads a Deferred as an array, compute it first.
+The recorder of a Deferred (kernels/program) records the operations that compute it. Operations that cannot be recorded,
+and code that reads a Deferred as an array, compute it first.
 """
 
 from operator import attrgetter
@@ -11,15 +11,15 @@ import numpy as np
 
 
 class Recorder(Protocol):
-    """An object that notes operations to compute them later."""
+    """An object that records operations to compute them later."""
 
     has_run: bool
 
     def call(self, implementation: Any, function: str, *args: Any) -> Any:
-        """Note a function of an implementation with Deferred arguments, or compute it at once."""
+        """Record a function of an implementation with Deferred arguments, or compute it at once."""
 
     def run(self) -> None:
-        """Compute all noted operations."""
+        """Compute all recorded operations."""
 
     def give_back(self, block: np.ndarray) -> None:
         """Take back memory that no Deferred uses any more."""
@@ -32,7 +32,7 @@ class Deferred:
 
     Attributes:
         recorder: the Recorder that computes it.
-        array: the place of its values, a view of its memory.
+        array: the array for its values, a view of its memory.
         memory: the Memory that it is part of.
     """
 
@@ -42,7 +42,7 @@ class Deferred:
     def __init__(self, recorder: Recorder, array: np.ndarray, memory: "Memory"):
         self.recorder, self.array, self.memory = recorder, array, memory
 
-    # Properties without a frame of Python: recording asks them often.
+    # Properties without a Python frame: recording reads them often.
     shape = property(attrgetter("array.shape"))
     ndim = property(attrgetter("array.ndim"))
     size = property(attrgetter("array.size"))
@@ -52,11 +52,11 @@ class Deferred:
 
     @property
     def is_shared(self) -> bool:
-        """True if code outside the program may read or have written the memory."""
+        """Return whether code outside the program may read or have written the memory."""
         return self.memory.is_shared
 
     def reshape(self, *shape: Any) -> Any:
-        if not self.array.flags.c_contiguous:  # it might have to be copied
+        if not self.array.flags.c_contiguous:  # reshaping might have to copy
             return self.result().reshape(*shape)
         return Deferred(self.recorder, self.array.reshape(*shape), self.memory)
 
@@ -81,14 +81,14 @@ class Deferred:
         return np.array(self.result(), dtype, copy=copy)
 
     def result(self) -> np.ndarray:
-        """Run what was noted and return the computed array."""
+        """Run the recorded operations and return the computed array."""
         self.recorder.run()
-        self.memory.is_shared = True  # with the caller: no later step may write there
+        self.memory.is_shared = True  # with the caller: no later step may write to it
         return self.array
 
 
 class Memory:
-    """Memory of a recorder, which serves later steps when the last Deferred of it is gone.
+    """Memory of a recorder, which later steps reuse when the last Deferred in it is gone.
 
     Attributes:
         is_shared: whether code outside the program may read or have written it.
@@ -100,7 +100,7 @@ class Memory:
         self.recorder, self.block, self.is_shared = recorder, block, False
 
     def __del__(self) -> None:
-        if not getattr(self, "is_shared", True):  # interrupted before it was made
+        if not getattr(self, "is_shared", True):  # interrupted before it was initialised
             self.recorder.give_back(self.block)
 
 
@@ -110,7 +110,7 @@ def computed(array: Any) -> Any:
 
 
 def are_plain(*arrays: Any) -> bool:
-    """Return whether float32 arrays, Deferreds or Nones lie in memory as one block in C order."""
+    """Return whether all are None, or float32 arrays or Deferreds that are C-contiguous."""
     for array in arrays:
         if array is not None:
             array = array.array if type(array) is Deferred else array

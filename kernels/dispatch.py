@@ -1,13 +1,13 @@
 """The choice of a backend for a call, and the conversion of arrays on the way in and out.
 
-A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in
-this order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
-variable BERTCORE_BACKEND, see own_name.py); "auto", the default, follows the arrays: "cupy" for arrays on a GPU,
-"numba" for arrays in host memory. Nothing ever falls back: a backend that cannot run, or arrays that it cannot read,
-are an error.
+A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in this
+order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
+variable BERTCORE_BACKEND, see own_name.py); "auto", the default, depends on the arrays: "cupy" for arrays on a GPU,
+"numba" for arrays in host memory. There is no fallback: a backend that cannot run, or arrays that it cannot read, are
+an error.
 
-NumPy, CuPy and PyTorch arrays are understood; PyTorch tensors travel through DLPack without a copy, and the result is
-of the kind that came in.
+NumPy, CuPy and PyTorch arrays are accepted; PyTorch tensors are converted through DLPack without a copy, and the result
+is of the same kind as the arguments.
 """
 
 import functools
@@ -28,12 +28,12 @@ from .errors import BackendUnavailable
 from .own_name import PROJECT, setting, variable
 from .threads import detect_threads
 
-NUMBA_MEGABYTES, THREAD_MEGABYTES = 512, 72  # of address space: libraries; a stack and an arena of the allocator
+NUMBA_MEGABYTES, THREAD_MEGABYTES = 512, 72  # of address space: for libraries; for a stack and the allocator's arena
 IMPLEMENTATIONS = {"numpy": "reference", "numba": "cpu", "cupy": "cuda"}
 AUTO = "auto"
 Backend: TypeAlias = Literal["numpy", "numba", "cupy", "auto"]
 
-_ALREADY = nullcontext()  # of a device that is the current one
+_ALREADY = nullcontext()  # for a device that is already the current one
 
 _block_backend: ContextVar[str | None] = ContextVar(f"{PROJECT}_backend", default=None)
 _process_backend = setting("BACKEND") or AUTO
@@ -41,7 +41,7 @@ _process_backend_from = variable("BACKEND")
 
 
 def set_backend(name: Backend) -> None:
-    """Choose the backend of this process: "numpy", "numba", "cupy", or "auto".
+    """Set the backend of this process: "numpy", "numba", "cupy", or "auto".
 
     Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
     """
@@ -50,7 +50,7 @@ def set_backend(name: Backend) -> None:
 
 
 class use_backend(ContextDecorator):  # a function of contextlib takes three times as long, once for each batch
-    """Choose the backend within a `with` block, for this thread or asynchronous task alone.
+    """Set the backend within a `with` block, only for this thread or asynchronous task.
 
     Raises ValueError for an unknown name and BackendUnavailable for a backend that cannot run here.
     """
@@ -64,12 +64,12 @@ class use_backend(ContextDecorator):  # a function of contextlib takes three tim
     def __exit__(self, *error: object) -> None:
         _block_backend.reset(self._token)
 
-    def _recreate_cm(self) -> AbstractContextManager:  # of each call of a function that it decorates
+    def _recreate_cm(self) -> AbstractContextManager:  # for each call of a decorated function
         return use_backend(self._name)
 
 
 def get_backend() -> str:
-    """Return the backend in force: "numpy", "numba", "cupy" or "auto"."""
+    """Return the active backend: "numpy", "numba", "cupy" or "auto"."""
     return _block_backend.get() or _process_backend
 
 
@@ -100,7 +100,7 @@ def array_module(array: Any) -> ModuleType:
 
 
 def uses_gpu(backend: str | None = None) -> bool:
-    """Return whether a backend, by default the one in force, computes in the memory of a GPU."""
+    """Return whether a backend, by default the active one, computes in the memory of a GPU."""
     return (backend or get_backend()) == "cupy" and not _cuda.is_emulated()
 
 
@@ -116,15 +116,15 @@ def _library(kind: type) -> str:
 
 
 def to_backend(array: np.ndarray, backend: str | None = None) -> Any:
-    """Return `array` in the memory of a backend, by default the one in force: on the GPU for "cupy".
+    """Return `array` in the memory of a backend, by default the active one: on the GPU for "cupy".
 
-    The host does not wait for the copy, which CuPy makes from pinned memory of its own.
+    The host does not wait for the copy, which CuPy makes from its own pinned memory.
     """
     return importlib.import_module("cupy").asarray(array) if uses_gpu(backend) else array
 
 
 def to_host(array: Any) -> np.ndarray:
-    """Return an array, or lists, in host memory; waits for the GPU if it still computes the array."""
+    """Return an array, or lists, in host memory; wait for the GPU if it still computes the array."""
     return array.get() if _library(type(array)) == "cupy" else np.asarray(array)
 
 
@@ -144,7 +144,7 @@ def _numba_unavailable_reason() -> str | None:
             )
     try:
         importlib.import_module("numba")
-    except ImportError as error:  # such as for a NumPy that is newer than it knows
+    except ImportError as error:  # such as for a NumPy that is too new for it
         return f"Numba is installed but does not import: {error}"
     return None
 
@@ -157,7 +157,7 @@ def _cupy_unavailable_reason() -> str | None:
         )
     try:
         import cupy
-    except (ImportError, OSError) as error:  # OSError: it makes a folder in the user's home
+    except (ImportError, OSError) as error:  # OSError: it creates a folder in the user's home
         return f"CuPy is installed but does not import: {error}"
     try:
         cupy.cuda.runtime.getDeviceCount()  # raises without a GPU
@@ -167,7 +167,7 @@ def _cupy_unavailable_reason() -> str | None:
 
 
 def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
-    """Return why CUDA's first call failed, and what to check."""
+    """Return why CUDA's first call failed, and how to fix it."""
     insufficient_driver, no_device = 35, 100  # of cudaError_t; CuPy does not name them
     if error.status == insufficient_driver and runtime.driverGetVersion() == 0:
         return "no NVIDIA GPU is visible to CUDA: there is no NVIDIA driver (check nvidia-smi)"
@@ -177,7 +177,7 @@ def _cuda_start_error(runtime: ModuleType, error: Any) -> str:
 
 
 def _usable(name: str, argument: str = "backend") -> str:
-    """Return `name` if it is a backend that can run here (or "auto"); `argument` says where it came from."""
+    """Return `name` if it is a backend that can run here (or "auto"); `argument` is its name in errors."""
     if not isinstance(name, str):
         raise TypeError(f"{argument} is {name!r}, expected the name of a backend")
     if name == AUTO:
@@ -192,7 +192,7 @@ def _usable(name: str, argument: str = "backend") -> str:
 
 
 def resolve_backend(backend: str | None, on_gpu: bool) -> str:
-    """The backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice.
+    """Return the backend for a call with arrays on the GPU or in host memory; `backend` is the call's own choice.
 
     Raises TypeError or ValueError for an unknown name, BackendUnavailable for a backend that cannot run here.
     """
@@ -231,7 +231,7 @@ def _on_device(index: int) -> AbstractContextManager:
 
 
 class Call:
-    """One call of an operation: native arrays in, an implementation chosen, the caller's kind of array out."""
+    """One call of an operation: native arrays, the chosen implementation, and results of the caller's kind of array."""
 
     __slots__ = ("_recorder", "are_tensors", "arrays", "backend", "package")
 
@@ -239,7 +239,7 @@ class Call:
         self.package, self._recorder = package, None
         self.are_tensors = False
         are_plain, recorder = _plain(arrays, optional)
-        if are_plain:  # by far the most calls: nothing to convert, one home
+        if are_plain:  # by far most calls: nothing to convert, all in one memory
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=False)
             if self.backend == "numba":
@@ -263,7 +263,7 @@ class Call:
             checks.aligned(**natives)
 
     def run(self, function: str, *args: Any) -> Any:
-        """Call `function` of the implementation and hand its arrays back as the kind that came in."""
+        """Call `function` of the implementation and return its arrays as the kind of the arguments."""
         return self.hand_back(self.compute(function, *args))
 
     def compute(self, function: str, *args: Any) -> Any:
@@ -279,9 +279,9 @@ class Call:
             return getattr(module, function)(*args)
 
     def on_device(self) -> AbstractContextManager:
-        """Makes the GPU that holds the arrays, if one does, the current one: CuPy computes and allocates there.
+        """Return a context in which the arrays' GPU, if any, is the current one: CuPy computes and allocates there.
 
-        `compute` enters it; so does a function that computes with the arrays beside that.
+        `compute` enters it; a function that itself computes with the arrays must enter it, too.
         """
         if self.backend != "cupy" or _cuda.is_emulated():
             return _ALREADY
@@ -291,13 +291,13 @@ class Call:
         return _on_device(*devices)
 
     def hand_back(self, result: Any) -> Any:
-        """One array, or a tuple of arrays and Nones, as the kind that came in."""
+        """Return one array, or a tuple of arrays and None, as the kind of the arguments."""
         if not self.are_tensors:
             return result
         return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
 
     def _native(self, name: str, array: Any) -> tuple[Any, str]:
-        """Return the NumPy or CuPy array behind `array`, and its home: "host" or "GPU"."""
+        """Return `array` as a NumPy or CuPy array, and the place of its memory: "host" or "GPU"."""
         if type(array) is np.ndarray:
             return array, "host"
         if isinstance(array, np.ndarray) and not isinstance(array, np.ma.MaskedArray | np.matrix):
@@ -311,7 +311,7 @@ class Call:
         raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
 
     def _one_home(self, homes: dict[str, str | None]) -> str | None:
-        """Return the single home of all arrays; TypeError if they are in several places."""
+        """Return the one place of all arrays; TypeError if they are in several places."""
         found = {home: name for name, home in homes.items() if home is not None}
         if len(found) > 1:
             raise TypeError(
@@ -326,11 +326,11 @@ class Call:
             if home is not None and home != reach:
                 wanted = "CuPy arrays or CUDA tensors" if reach == "GPU" else "arrays in host memory"
                 place = "on the GPU" if home == "GPU" else "in host memory"
-                raise TypeError(f"backend {self.backend!r} takes {wanted}, but {name} is {place}")
+                raise TypeError(f"backend {self.backend!r} expects {wanted}, but {name} is {place}")
 
 
 def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Recorder | None]:
-    """Return whether all arrays are NumPy's own, Deferreds or absent, and the recorder of the first Deferred."""
+    """Return whether all arrays are NumPy's, Deferreds or absent, and the recorder of the first Deferred."""
     recorder = None
     for name, array in arrays.items():
         kind = type(array)

@@ -1,6 +1,6 @@
-"""Calls over lists of arrays: a training step changes hundreds at once, mostly those of the step before.
+"""Calls with lists of arrays: a training step changes hundreds at once, mostly those of the previous step.
 
-Checks of an array on a GPU hold as long as the array lives. So a list of the arrays that the same argument had in an
+Checks of an array on a GPU stay valid while the array lives. So a list of the arrays that the same argument had in an
 earlier call is not checked again, except for its first array. Only weak references are kept; arrays in host memory are
 checked in every call.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _cuda, checks, dispatch
 
-MOST_KNOWN = 64  # lists; where there are more, all are forgotten
+MOST_KNOWN = 64  # lists; beyond that, all are forgotten
 
 _known: dict[tuple[str, str, int], list[weakref.ref]] = {}  # by operation, argument and the first array's identity
 
@@ -30,16 +30,16 @@ def open_lists(
     apart: Collection[str] = (),
     **others: Any,
 ) -> tuple[dispatch.Call, list[tuple[Any, ...]]]:
-    """Open a call of the operation folder `package`: (call, the n-th arrays of all lists for each n).
+    """Open a call of the operation folder `package`; return (call, the n-th arrays of all lists for each n).
 
-    All arrays are in one place and of one floating dtype that the backend can compute in. Those of a tuple have one
-    shape and, in host memory, none in common.
+    All arrays are in one place and of one floating dtype that the backend can compute in. The arrays of a tuple have
+    one shape and, in host memory, do not overlap.
 
     Args:
         lists: by the name of the argument, none of them empty; or a single array each.
         written: names of the lists whose arrays are changed in place.
-        passing: names of those that have other arrays in each call: gradients.
-        apart: names of lists with a floating dtype of their own.
+        passing: names of the lists that have new arrays in each call: gradients.
+        apart: names of lists that may have another floating dtype.
         others: single arrays, or None; they follow the lists in the call's arrays.
     """
     labels, lists = _labelled(lists)
@@ -79,11 +79,11 @@ def _labelled(lists: dict[str, Any]) -> tuple[dict[str, list[str]], dict[str, li
 def _is_known(package: str, name: str, arrays: list[Any]) -> bool:
     known = [each() for each in _known.get((package, name, id(arrays[0])), ())]
     is_same = len(known) == len(arrays) and all(map(operator.is_, known, arrays))
-    return is_same and all(map(operator.is_not, known, itertools.repeat(None)))  # of an array that is gone
+    return is_same and all(map(operator.is_not, known, itertools.repeat(None)))  # None if an array is gone
 
 
 def _note(package: str, name: str, arrays: list[Any], natives: list[Any]) -> None:
-    """Remember a list that has passed all checks; not tensors, which become arrays anew in each call."""
+    """Remember a list that has passed all checks; except tensors, which become new arrays in each call."""
     if all(map(operator.is_, arrays, natives)):
         if len(_known) >= MOST_KNOWN:
             _known.clear()
@@ -96,7 +96,7 @@ def _in_sets(labels: dict[str, list[str]], lists: dict[str, list[Any]]) -> list[
     differ = any(shapes != first for shapes in others)
     if differ or isinstance(sets[0][0], np.ndarray):
         for names, arrays in zip(zip(*labels.values(), strict=True), sets, strict=True):
-            # The checks, which name the arrays, only where one will fail or is likely to: there are hundreds of sets.
+            # There are hundreds of sets: the checks that name the arrays run only if one is likely to fail.
             if differ or any(itertools.starmap(np.may_share_memory, itertools.combinations(arrays, 2))):
                 by_name = dict(zip(names, arrays, strict=True))
                 checks.shape(arrays[0].shape, **by_name)

@@ -1,6 +1,6 @@
-"""The record of an operation: its arguments, what its forward keeps for the backward, and how both are computed.
+"""The record of an operation: its arguments, the fields that its forward saves for the backward, and both functions.
 
-A contract (kernels/<name>/__init__.py) declares one record, with constraints from arguments.py, beside its public
+A contract (kernels/<name>/__init__.py) declares one record, with constraints from arguments.py, and its public
 functions:
 
     class SoftmaxSaved(NamedTuple):
@@ -22,18 +22,18 @@ functions:
     def softmax_backward(grad_output, saved, *, backend=None):
         return SOFTMAX.call_backward(backend, grad_output, saved)
 
-From it follow the checks and their errors, the choice of an implementation, recorded programs (Deferred arrays),
+The record determines the checks and their errors, the choice of an implementation, recorded programs (Deferred arrays),
 PyTorch's autograd function (torch.py), the pullback of bertcore.nn, the benchmark's call and the conformance tests.
 
 An implementation (reference.py, cpu.py, cuda.py) has a function `softmax(input, dim)` with the public arguments in
-their order, and `softmax_backward(grad_output, output, dim)`: the gradient, the fields of `saved`, then options. Where
-it differs, the record has a function that adapts it, given as `forward` or `backward`:
+their order, and `softmax_backward(grad_output, output, dim)`: the gradient, the fields of `saved`, then options. If an
+implementation differs, the record has a function that adapts it, given as `forward` or `backward`:
 
     forward(function, backend, save, *arguments) -> output, or (output, saved) if `save`
     backward(function, backend, grad_output, saved, *options) -> gradient, or a tuple of gradients
 
-`call` and `call_backward` check. `forward` and `backward` of a record compute at once: they are for callers that know
-the backend and that the arguments are right, such as a model's pass.
+`call` and `call_backward` check the arguments. `forward` and `backward` of a record do not: they are for callers with
+valid arguments that know the backend, such as a model's pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,7 +49,7 @@ from .deferred import Deferred
 OPERATIONS: dict[str, "Operation"] = {}
 """All records by name."""
 
-_PLAIN = frozenset((np.ndarray, Deferred, type(None)))  # what needs no conversion
+_PLAIN = frozenset((np.ndarray, Deferred, type(None)))  # these need no conversion
 
 
 class Operation:
@@ -58,17 +58,17 @@ class Operation:
     Attributes:
         name: the name of the public function; that of the backward is name + "_backward".
         arguments: the constraint on each argument by name, in the order of the public function and the implementations.
-        saves: the named tuple that the forward keeps for the backward: "output", and arguments by name; None for an
-            operation that has no backward.
+        saves: the named tuple that the forward saves for the backward: "output", and arguments by name; None for an
+            operation without a backward.
         kept: constraints on the fields of `saves` that are not arguments.
-        kept_shapes: function of (arguments, as attributes): the shapes of the arrays among `kept`, except "output", by
-            name, None for an array that is not kept.
+        kept_shapes: a function from the arguments, as attributes, to the shapes of the arrays among `kept`, except
+            "output", by name; None for an array that is not saved.
         fields: the constraint on each field of `saves` by name.
-        gradients: what the backward returns, by the names of arguments, in its order.
+        gradients: the names of the arguments whose gradients the backward returns, in its order.
         same_gradient: {argument: another one, or "grad_output"}: arguments whose gradient equals that of another.
-        output: the field of `saves` whose shape and dtype the output has; or a function of (saved) that returns the
-            shape and the dtype that grad_output must have, None in the shape for any size.
-        options: constraints on arguments of the backward beside grad_output and saved.
+        output: the field of `saves` whose shape and dtype the output has; or a function of `saved` that returns the
+            required shape and dtype of grad_output, None in the shape for any size.
+        options: constraints on further arguments of the backward, after grad_output and saved.
         function: the name of the implementation's function, if it is not `name`.
     """
 
@@ -135,7 +135,7 @@ class Operation:
     def forward(self, backend: str, *values: Any, save: bool = False, is_current: bool = False) -> Any:
         """Compute with checked arguments: the output, or (output, saved) if `save`.
 
-        `is_current` says that the arrays' GPU is the current one.
+        `is_current`: whether the arrays' GPU is the current one.
         """
         if backend == "cupy" and not is_current:
             with dispatch.on_device_of(values[self._arrays[0]]):
@@ -154,7 +154,7 @@ class Operation:
         return output, self.saves(*[output if place < 0 else values[place] for place in self._kept])
 
     def backward(self, backend: str, grad_output: Any, saved: Any, *options: Any, is_current: bool = False) -> Any:
-        """Compute the gradients from what `forward` kept, without checks."""
+        """Compute the gradients from `saved` of `forward`, without checks."""
         if backend == "cupy" and not is_current:
             with dispatch.on_device_of(grad_output):
                 return self.backward(backend, grad_output, saved, *options, is_current=True)
@@ -245,7 +245,7 @@ class Call:
             self.convert(backend, list(self.operation._arrays))
 
     def convert(self, backend: str | None, places: list[int]) -> None:
-        """Convert the arguments in these places to NumPy or CuPy arrays, and choose the backend."""
+        """Convert the arguments at these indices to NumPy or CuPy arrays, and choose the backend."""
         self._convert(backend, self.given, self.operation._names, places)
 
     def _convert(self, backend: str | None, values: list[Any], names: Sequence[str], places: list[int]) -> None:
@@ -253,7 +253,7 @@ class Call:
         opened = dispatch.open_call(self.operation.package, backend, **arrays)
         opened.on_device()  # all are on one
         self.backend, self._are_tensors = opened.backend, opened.are_tensors
-        self._natives = opened.arrays  # alive: `_originals` knows them by their identity
+        self._natives = opened.arrays  # kept alive: `_originals` finds them by their identity
         natives = iter(opened.arrays)
         for place in places:
             if values[place] is not None:
@@ -272,7 +272,7 @@ class Call:
         made: dict[int, Any] = {}
         if not save:
             return hand_back(result, made)
-        result, saved = result  # as tensors: those that were given, where their memory is kept as it was
+        result, saved = result  # as tensors: the given ones if their memory was saved unchanged
         result = hand_back(result, made)
         known = self._originals | made
         fields = [known.get(id(value), value) for value in saved]
@@ -294,11 +294,11 @@ class BackwardCall(Call):
             self.convert_all(backend)
 
     def value(self, name: str) -> Any:
-        """Return an argument that was kept by name; grad_output, of its shape, in place of one that was not."""
+        """Return a saved argument by name; grad_output, which has its shape, for one that was not saved."""
         return getattr(self.saved, name, self.grad_output)
 
     def convert_all(self, backend: str | None) -> None:
-        """Convert the gradient, what was kept and the options to NumPy or CuPy arrays."""
+        """Convert the gradient, the saved fields and the options to NumPy or CuPy arrays."""
         values = [self.grad_output, *self.saved, *self.options.values()]
         names = ["grad_output", *[f"saved.{name}" for name in self.saved._fields], *self.options]
         self._convert(backend, values, names, [n for n, value in enumerate(values) if n == 0 or _is_array(value)])
@@ -317,7 +317,7 @@ def _is_array(value: Any) -> bool:
 
 
 def hand_back(result: Any, made: dict[int, Any]) -> Any:
-    """Return arrays, in (named) tuples or alone, as tensors, and note each by the identity of its array."""
+    """Return arrays, in (named) tuples or single, as tensors, and store each in `made` by its array's identity."""
     if result is None:
         return None
     if isinstance(result, tuple):

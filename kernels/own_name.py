@@ -1,6 +1,6 @@
-"""The name that this folder goes by: in messages, in environment variables, as a folder of the user's cache.
+"""The name of this package in messages, in environment variables and as a folder of the user's cache.
 
-Copied into another project it bears that project's name: imported as `numerics` (or from within a package `numerics`)
+Copied into another project it uses that project's name: imported as `numerics` (or from within a package `numerics`)
 it reads the variables NUMERICS_BACKEND (dispatch.py), NUMERICS_BATCH_INVARIANT (batch_invariance.py),
 NUMERICS_CACHE_DIR (cache_folder.py) and NUMERICS_ISA (_numba/compile) and keeps compiled kernels in ~/.cache/numerics.
 """
@@ -17,5 +17,5 @@ def variable(name: str) -> str:
 
 
 def setting(name: str) -> str | None:
-    """Return the value of the environment variable for `name`; None if it is not, or empty."""
+    """Return the value of the environment variable for `name`; None if it is unset or empty."""
     return os.environ.get(variable(name)) or None

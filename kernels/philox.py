@@ -1,10 +1,10 @@
-"""Random bits that are a function of a seed and a place: Philox 4x32-10, a counter-based generator.
+"""Random bits as a function of a seed and a position: Philox 4x32-10, a counter-based generator.
 
-Nothing is drawn one after the other, so that any thread may make the bits of any place, in any order, and a backward
-makes them again instead of keeping them. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
+The bits have no sequence, so that any thread can compute the bits of any position, in any order, and a backward
+recomputes them instead of keeping them. Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
 
-One counter gives four words of 32 bits. Rows of a matrix are cut into blocks of 64 columns, which 16 counters fill: so
-that lanes that stand side by side belong to counters that stand side by side, in vectors of up to 16 lanes.
+One counter gives four words of 32 bits. Rows of a matrix are divided into blocks of 64 columns, which 16 counters fill,
+so that neighbouring lanes belong to neighbouring counters in vectors of up to 16 lanes.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ _HALF = np.uint64(32)
 
 
 def philox(counter: np.ndarray, seed: int) -> np.ndarray:
-    """The four words of each counter: (..., 4) of uint32 -> (..., 4) of uint32; `seed` has 64 bits."""
+    """Return the four words of each counter, (..., 4) uint32, for counters (..., 4) uint32; `seed` has 64 bits."""
     first, second, third, fourth = (counter[..., word].astype(np.uint64) for word in range(4))
     keys = [seed & 0xFFFFFFFF, seed >> 32]
     for _ in range(ROUNDS):
@@ -35,7 +35,7 @@ def philox(counter: np.ndarray, seed: int) -> np.ndarray:
 
 
 def random_bits(seed: int, rows: np.ndarray, columns: int) -> np.ndarray:
-    """32 random bits for each of `columns` columns of the rows with these numbers, (rows, columns) of uint32.
+    """Return 32 random bits for each of `columns` columns of the rows with these numbers, (rows, columns) uint32.
 
     Column c of row r has word c // 16 % 4 of the counter (c // 64 * 16 + c % 16, low half of r, high half of r, 0).
     """
@@ -49,5 +49,5 @@ def random_bits(seed: int, rows: np.ndarray, columns: int) -> np.ndarray:
 
 
 def threshold(p: float) -> int:
-    """Return the bound of bits that are dropped with probability `p`: those below it."""
+    """Return the bound for dropout with probability `p`: elements whose bits are below it are dropped."""
     return min(round(p * 2**32), 2**32 - 1)

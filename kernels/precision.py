@@ -1,17 +1,17 @@
-"""The precision in which an operation computes: float16 and bfloat16 in float32, float32 and float64 as they are."""
+"""The precision in which an operation computes: float32 for float16, bfloat16 and float32; float64 for float64."""
 
 import functools
 import importlib
 
 import numpy as np
 
-# Decorates functions that compute with NumPy: infinities and NaN follow IEEE 754, whatever numpy.seterr says.
+# Decorates functions that compute with NumPy: infinities and NaN follow IEEE 754, whatever numpy.seterr is set to.
 ieee_arithmetic = np.errstate(all="ignore")
 
 
-@functools.cache  # NumPy makes a dtype's name anew each time
+@functools.cache  # NumPy builds a dtype's name anew at each access
 def is_bfloat16(dtype):
-    """Return whether a dtype is ml_dtypes.bfloat16, without importing that."""
+    """Return whether a dtype is ml_dtypes.bfloat16, without importing ml_dtypes."""
     return dtype.name == "bfloat16"
 
 
@@ -26,7 +26,7 @@ def working_dtype(dtype):
 
 
 def widen(array):
-    """Return `array` as a C-contiguous array of its working dtype; itself if it is one already, so never write into it.
+    """Return `array` as a C-contiguous array of its working dtype, perhaps `array` itself: do not write to it.
 
     C order makes the order of every NumPy sum depend on the shape alone, not on the caller's memory layout.
     """

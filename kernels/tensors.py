@@ -11,12 +11,12 @@ from .own_name import PACKAGE
 def array_of(name: str, tensor: Any) -> tuple[Any, str]:
     """Return the NumPy or CuPy array of a tensor's memory, and its home: "host" or "GPU".
 
-    Raises TypeError, with the tensor's `name`, for one that needs autograd, or whose memory is not its values.
+    Raises TypeError, with the tensor's `name`, if it needs autograd, or if its memory does not hold its values.
     """
     torch = importlib.import_module("torch")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise TypeError(
-            f"{name} requires grad, but PyTorch's autograd cannot see through {PACKAGE}: "
+            f"{name} requires grad, but PyTorch's autograd cannot differentiate {PACKAGE}: "
             f"pass {name}.detach(), or call under torch.no_grad()"
         )
     kinds = {

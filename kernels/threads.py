@@ -1,4 +1,4 @@
-"""The number of threads that CPU kernels use, and its source. Does not load Numba."""
+"""The number of threads that CPU kernels use, and its source. This module does not load Numba."""
 
 import ctypes
 import math
@@ -64,7 +64,7 @@ def cgroup_quota(root=Path("/sys/fs/cgroup"), cgroup_file=Path("/proc/self/cgrou
 
 
 def sysctl(name: str) -> int | None:
-    """Return an integer that macOS's kernel knows by this name, or None."""
+    """Return the integer with this name in macOS's kernel, or None."""
     if sys.platform != "darwin":
         return None
     value = ctypes.c_int64(0)
@@ -74,16 +74,16 @@ def sysctl(name: str) -> int | None:
 
 
 def auxiliary_value(entry: int) -> int:
-    """Return an entry of what Linux tells a process about the machine."""
+    """Return an entry of Linux's auxiliary vector, which describes the machine to a process."""
     read = ctypes.CDLL(None).getauxval
     read.restype, read.argtypes = ctypes.c_ulong, [ctypes.c_ulong]
     return read(entry)
 
 
 def fast_cpus(cpus: set[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Return how many of these CPUs are fast: threads share work evenly, so a slow one would hold up the others.
+    """Return how many of these CPUs are fast: threads share work evenly, so a slow CPU would delay the others.
 
-    Linux says what each CPU of big.LITTLE can do; fast is at least two thirds of the fastest, or all if it does not.
+    Linux reports the capacity of each CPU of big.LITTLE; fast is at least two thirds of the highest, else any.
     """
     capacities = [int((_read_numbers(root / f"cpu{cpu}" / "cpu_capacity") or ["0"])[0]) for cpu in cpus]
     return sum(3 * capacity >= 2 * max(capacities) for capacity in capacities)
@@ -110,7 +110,7 @@ def detect_threads() -> ThreadCount:
 
 
 _chosen: ThreadCount | None = None
-_here = threading.local()  # .count: that of this Python thread alone
+_here = threading.local()  # .count: the number of threads for this Python thread only
 _only_one: str | None = None  # the reason why this process may have only one thread
 
 
@@ -140,8 +140,8 @@ def get_num_threads() -> int:
 def set_num_threads(count: int) -> None:
     """Use `count` threads in the CPU kernels, in every Python thread of this process. Results do not change.
 
-    The thread pool starts with the first kernel, with `count` threads or as many as the machine, the container or
-    OMP_NUM_THREADS offer, if that is more. A larger count after that makes more tasks, but no more threads.
+    The thread pool starts with the first kernel, with `count` threads or, if that is more, as many as the machine, the
+    container or OMP_NUM_THREADS allow. A larger count after that makes more tasks, but no more threads.
 
     Raises:
         TypeError: if `count` is not an integer.

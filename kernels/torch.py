@@ -1,22 +1,22 @@
 """The kernels as differentiable functions of PyTorch tensors: `import bertcore.kernels.torch as F`.
 
-Each function has the name, the arguments and the result of the kernel, and a gradient for each floating tensor that it
-takes, which the kernel's own backward computes. Tensors share their memory with the kernels, but for those with a
-negative or conjugate bit, which are copied. Gradients of gradients and forward-mode derivatives are refused; other
-arrays than tensors raise TypeError.
+Each function has the name, the arguments and the result of the kernel, and a gradient for each floating tensor among
+the arguments, computed by the kernel's own backward. Tensors share their memory with the kernels, except those with a
+negative or conjugate bit, which are copied. Gradients of gradients and forward-mode derivatives raise
+NotImplementedError, arrays other than tensors TypeError.
 
     import bertcore.kernels.torch as F
 
     hidden = F.gelu(F.linear(x, weight, bias))
     F.layer_norm(hidden, scale).sum().backward()
 
-Under torch.compile each function is an operator of PyTorch, which a graph contains whole. torch.func's grad, vjp,
-jacrev and vmap take the functions, too; within torch.compile PyTorch supports vmap alone. vmap calls the kernel once
-for each element of the batch, all with the same seed of dropout. Arguments that are only for eager calls are refused
-there: `return_probs`, `return_components`, `compute_dtype` and pooling's `dtype`.
+Under torch.compile each function is one operator of PyTorch in the graph. torch.func's grad, vjp, jacrev and vmap
+accept the functions, too; within torch.compile PyTorch supports only vmap. vmap calls the kernel once for each element
+of the batch, all with the same seed of dropout. Arguments for eager calls only are rejected there: `return_probs`,
+`return_components`, `compute_dtype` and pooling's `dtype`.
 
-On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_memory` are for what calls CuPy beside
-PyTorch in another way, as models do: they make CuPy use PyTorch's stream and PyTorch's pool of memory.
+On a GPU they run on PyTorch's current stream. `on_current_stream` and `share_memory` are for other code that calls CuPy
+together with PyTorch, such as models: they make CuPy use PyTorch's stream and PyTorch's memory pool.
 """
 
 import importlib
@@ -37,7 +37,7 @@ from .attention.positions import OF_RELATIVE, TERMS, RelativePositions
 from .dispatch import AUTO, IMPLEMENTATIONS
 from .operation import OPERATIONS, Operation
 
-_kernels = importlib.import_module(__package__)  # by whatever name the folder goes
+_kernels = importlib.import_module(__package__)  # whatever the name of the folder
 _NAMESPACE = __package__.replace(".", "_")
 _BACKENDS = (*IMPLEMENTATIONS, AUTO)
 
@@ -46,13 +46,13 @@ Arguments = ParamSpec("Arguments")
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function hidden from torch.compile, which it does not import: that takes seconds."""
+    """Hide the function from torch.compile without importing torch.compile, which takes seconds."""
     hidden = cache(lambda: torch.compiler.disable(function))
     return lambda *given: (hidden() if "torch._dynamo" in sys.modules else function)(*given)
 
 
 def _is_transformed() -> bool:
-    """Return whether torch.func transforms the call; torch.compile then traces operators: vmap works."""
+    """Return whether torch.func transforms the call; under torch.compile, which traces operators, only vmap works."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
@@ -61,7 +61,7 @@ def _refuse_forward_mode(ctx: Any, *tangents: Any) -> None:
 
 
 class _Function(torch.autograd.Function):
-    """One eager call of an operation, whose tensors that have a gradient are `tensors`, in the order of `names`."""
+    """One eager call of an operation; `tensors` are those that have a gradient, in the order of `names`."""
 
     jvp = staticmethod(_refuse_forward_mode)
 
@@ -75,7 +75,7 @@ class _Function(torch.autograd.Function):
         own = {id(new): old for new, old in zip(detached.values(), tensors, strict=True) if old is not None}
         ctx.record, ctx.names, ctx.backend, ctx.saved = record, names, given["backend"], list(saved)
         ctx.places = [place for place, value in enumerate(saved) if isinstance(value, Tensor)]
-        # PyTorch keeps the tensors: it notices when one is changed before the backward.
+        # PyTorch saves the tensors: it detects a change before the backward.
         ctx.save_for_backward(*[own.get(id(saved[place]), saved[place]) for place in ctx.places])
         for place in ctx.places:
             ctx.saved[place] = None
@@ -99,7 +99,7 @@ _apply = _untraced(_Function.apply)
 
 
 class _Transformed(torch.autograd.Function):
-    """One call of an operator under torch.func; its last argument is (operator, function that keeps, pullback)."""
+    """One call of an operator under torch.func; its last argument is (operator, function that saves, pullback)."""
 
     generate_vmap_rule = True
 
@@ -129,7 +129,7 @@ def _refuse_second(ctx: Any, grads: Any) -> None:
 
 
 def _call(record: Operation, given: dict[str, Any], **options: Any) -> Any:
-    """Call the kernel with the record's arguments by name; the fields of `relative` stand among them."""
+    """Call the kernel with the record's arguments by name, which include the fields of `relative`."""
     given = {name: it.resolve_conj().resolve_neg() if isinstance(it, Tensor) else it for name, it in given.items()}
     if "distance_rows" in given:
         terms = {name: given[name] for name in (*OF_RELATIVE, "longest")}
@@ -141,7 +141,7 @@ def _call(record: Operation, given: dict[str, Any], **options: Any) -> Any:
 def _gradients(
     record: Operation, grad_output: Tensor, fields: Sequence[Any], backend: str, needs_weight: bool
 ) -> dict[str, Any]:
-    """Return the gradients by the names of arguments, the fields of `relative` among them."""
+    """Return the gradients by the names of the arguments, which include the fields of `relative`."""
     options = {"needs_weight": needs_weight} if "needs_weight" in record.options else {}
     grad_output = grad_output.resolve_neg().contiguous()
     with _stream_of([grad_output]):
@@ -160,10 +160,10 @@ def _with_equal(record: Operation, grad_output: Tensor, gradients: dict[str, Any
 
 
 class _Operator:
-    """An operation as operators of PyTorch for what traces calls: one for the forward, one for the backward.
+    """An operation as two PyTorch operators, forward and backward, for code that traces calls.
 
     The forward returns its output and, if `keep`, the arrays among the record's `kept` and the number of the backend,
-    which is chosen when the operator runs. Shapes and the operators' schemas follow from the record.
+    which is chosen when the operator runs. The record determines shapes and the operators' schemas.
     """
 
     def __init__(self, record: Operation):
@@ -260,7 +260,7 @@ class _Operator:
         else:
             saved = {"shape": first.shape, "dtype": first.dtype} | named | kept
             shape, dtype = output(SimpleNamespace(**saved))
-            shape = [first.shape[-1] if size is None else size for size in shape]  # of embedding, which keeps no weight
+            shape = [first.shape[-1] if size is None else size for size in shape]  # of embedding, which saves no weight
             result = first.new_empty(shape, dtype=dtype or first.dtype)
         return [result, *kept.values(), torch.empty((), dtype=torch.int64)] if keep else [result]
 
@@ -318,7 +318,7 @@ class _Operator:
 
 
 def _apart(result: Tensor, given: Sequence[Tensor]) -> Tensor:
-    """Return the result as an operator must: contiguous, and in memory of its own."""
+    """Return the result in the form that an operator must return: contiguous, in its own memory."""
     result = result.contiguous()
     return result.clone() if any(result.data_ptr() == it.data_ptr() for it in given) else result
 
@@ -330,7 +330,7 @@ def _dtype_of(argument: Any, first: Tensor) -> torch.dtype:
 
 
 def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, Tensor]:
-    """Return the operation with its gradients in PyTorch; it takes no `save`."""
+    """Return the operation with its gradients in PyTorch; it has no `save`."""
     record, signature = OPERATIONS[function.__name__], inspect.signature(function)
     has_gradient = frozenset((*record.gradients, *record.same_gradient))
     operator = _Operator(record)
@@ -349,21 +349,21 @@ def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, T
         ):
             signature.bind(*args, **options)  # raises TypeError
         if given.pop("save") or given.get("inplace"):
-            raise ValueError("save or inplace is True, expected False beside PyTorch's autograd")
+            raise ValueError("save or inplace is True, expected False with PyTorch's autograd")
         if "relative" in given:
             given |= dict(zip((*OF_RELATIVE, "longest"), terms_of(given.pop("relative")), strict=True))
         gradients = []
         for name, value in given.items():
             if name not in has_gradient:
                 if isinstance(value, Tensor) and value.requires_grad:
-                    raise ValueError(f"{name} requires a gradient, and there is none for it: pass {name}.detach()")
+                    raise ValueError(f"{name} requires a gradient, but the kernel has none: pass {name}.detach()")
             elif value is None or isinstance(value, Tensor):
                 gradients.append(name)
             else:
                 raise TypeError(f"{name} is of type {type(value).__name__}, expected a PyTorch tensor")
         if torch.compiler.is_compiling() or _is_transformed():
             return operator(given)
-        # The block that is in force at the call may be over at the backward.
+        # The `use_backend` block of the call may have ended before the backward.
         given["backend"] = given["backend"] or _kernels.get_backend()
         tensors = [given.pop(name) for name in gradients]
         return _apply(record, given, tuple(gradients), *tensors)
@@ -392,21 +392,21 @@ attention = _differentiable(_kernels.attention)
 
 @contextmanager
 def on_current_stream(device: Any = None) -> Iterator[None]:
-    """A block within which CuPy's current stream is PyTorch's, of this GPU or of `device`, which is then current.
+    """Make CuPy's current stream that of PyTorch within a block, on this GPU or on `device`, which becomes current.
 
-    Neither then waits for the other, and what CuPy launches is part of a CUDA graph that PyTorch captures.
+    Then neither waits for the other, and CuPy's launches are part of a CUDA graph that PyTorch captures.
     """
     cuda, stream = importlib.import_module("cupy").cuda, torch.cuda.current_stream(device)
-    # CuPy has a current stream for each GPU, and takes one from outside for the current GPU's.
+    # CuPy has a current stream for each GPU, and assumes that an external stream belongs to the current GPU.
     with cuda.Device(stream.device.index), cuda.Stream.from_external(stream):
         yield
 
 
 def share_memory() -> None:
-    """From now on CuPy takes its memory from PyTorch's pool, instead of keeping one beside it.
+    """Make CuPy allocate its memory from PyTorch's pool, instead of its own, from now on.
 
-    Memory that is let go then serves both, on the stream that it was used on. Call it before anything is on the GPU:
-    what CuPy's own pool already has stays there. `cupy.cuda.set_allocator` undoes it.
+    Both can then reuse freed memory, on the stream that it was used on. Call it before anything is on the GPU: memory
+    in CuPy's own pool stays there. `cupy.cuda.set_allocator` undoes it.
     """
     cuda = importlib.import_module("cupy").cuda
 
@@ -423,6 +423,6 @@ def share_memory() -> None:
 
 
 def _stream_of(tensors: Sequence[Tensor | None]) -> AbstractContextManager:
-    """PyTorch's stream for CuPy's launches, where tensors are on a GPU."""
+    """Return a context in which CuPy launches on PyTorch's stream if tensors are on a GPU."""
     device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
     return nullcontext() if device is None else on_current_stream(device)

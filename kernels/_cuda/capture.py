@@ -2,13 +2,13 @@
 
     lifetimes = Lifetimes()
     with cupy.cuda.using_allocator(lifetimes.allocate):
-        results = run()                                      # measured, with memory of the caller's pool
+        results = run()                                      # measured, with memory from the caller's pool
     plan = lifetimes.plan(results)
     graph, results = capture(stream, run, Arena(plan, memory))  # the same allocations in the same order, in `memory`
 
-The captured run allocates nothing: its n-th array has the n-th place. CuPy's pool could not promise that, since it
-searches for the best fit among what happens to be free. The results stand side by side behind all else, so that one
-copy takes them elsewhere.
+The captured run allocates nothing: its n-th array gets the n-th offset of the plan. CuPy's pool could not guarantee
+that, since it looks for the best fit among the blocks that happen to be free. The results are contiguous, after all
+other arrays, so that one copy moves them.
 """
 
 import importlib
@@ -34,7 +34,7 @@ class MemoryPlan(NamedTuple):
 
 
 class _Array:
-    """Memory in use; it notes when it is released."""
+    """Memory in use; it records its release."""
 
     def __init__(self, lifetimes: "Lifetimes", size: int, memory: Any):
         self.size, self.memory, self._lifetimes = size, memory, lifetimes
@@ -58,7 +58,7 @@ class _Owner:
 
 
 class Lifetimes:
-    """An allocator for CuPy that notes which arrays live at the same time."""
+    """An allocator for CuPy that records which arrays live at the same time."""
 
     def __init__(self) -> None:
         self._cuda = importlib.import_module("cupy").cuda
@@ -72,7 +72,7 @@ class Lifetimes:
         return self._clock
 
     def allocate(self, size: int) -> Any:
-        """Return memory from the allocator that was in force before this one."""
+        """Return memory from the allocator that was active before this one."""
         memory = self._source(size)
         if not size:
             return memory
@@ -82,15 +82,15 @@ class Lifetimes:
         return self._cuda.MemoryPointer(self._cuda.UnownedMemory(memory.ptr, size, array.owner(), device), 0)
 
     def plan(self, results: tuple[Any, ...]) -> MemoryPlan:
-        """Return where each array of another run stands: apart from those that live at the same time.
+        """Return the place of each array in another run: arrays that live at the same time do not overlap.
 
-        `results` live to the end. RuntimeError if another array still does: in the captured run its place would be
-        reused.
+        `results` live until the end. Raises RuntimeError if another array does, too: a captured run would reuse its
+        place.
         """
         places = {result.data.mem.ptr for result in results}
         kept = sum(it.size for it in self._arrays if it.died is None and it.memory.ptr not in places)
         if kept:
-            raise RuntimeError(f"a pass that is to be captured keeps {kept} bytes beside its results, expected none")
+            raise RuntimeError(f"a pass to be captured keeps {kept} bytes besides its results, expected none")
         found: dict[_Array, int] = {}
         for array in self._arrays:
             if array.died is not None:
@@ -104,7 +104,7 @@ class Lifetimes:
 
 
 def _first_gap(live: list[tuple[int, int]], size: int) -> int:
-    """Return the lowest offset at which `size` bytes are free beside the live (offset, bytes), in their order."""
+    """Return the lowest offset of `size` free bytes between the live (offset, bytes), which are in order."""
     start = 0
     for place, taken in live:
         if start + size <= place:
@@ -118,9 +118,9 @@ def _aligned(size: int) -> int:
 
 
 class Arena:
-    """An allocator for CuPy that gives the places of a plan, one after the other, each once.
+    """An allocator for CuPy that gives out the places of a plan, one after the other, each once.
 
-    RuntimeError for a run that allocates other arrays than the one that was measured.
+    Raises RuntimeError in a run that allocates arrays other than those of the measured run.
     """
 
     def __init__(self, plan: MemoryPlan, memory: Any):
@@ -135,8 +135,8 @@ class Arena:
         if self._next == len(places) or places[self._next][0] != size:
             expected = "none" if self._next == len(places) else f"{places[self._next][0]} bytes"
             raise RuntimeError(
-                f"array {self._next} of a pass that is captured takes {size} bytes, expected {expected} as in the run "
-                "before: what it computes depends on more than the layout of its batch"
+                f"array {self._next} of a captured pass takes {size} bytes, expected {expected} as in the run "
+                "before: the pass depends on more than the layout of its batch"
             )
         self._next += 1
         return self._cuda.MemoryPointer(
@@ -145,7 +145,7 @@ class Arena:
 
 
 def capture(stream: Any, work: Callable[[], Any], arena: Arena) -> tuple[Any, Any]:
-    """Return the graph of what `work` does on `stream`, with its arrays in the arena, and what it returns."""
+    """Return the graph of the work on `stream`, with its arrays in the arena, and the result of `work`."""
     cuda = importlib.import_module("cupy").cuda
     with stream:
         # Other threads may allocate and wait meanwhile; this one may not.
@@ -154,7 +154,7 @@ def capture(stream: Any, work: Callable[[], Any], arena: Arena) -> tuple[Any, An
             with cuda.using_allocator(arena.allocate):
                 made = work()
         except BaseException:
-            with suppress(RuntimeError):  # what CUDA refuses ends the capture: ending it again is an error
+            with suppress(RuntimeError):  # a call that CUDA rejects ends the capture; ending it again is an error
                 stream.end_capture()
             raise
         return stream.end_capture(), made

@@ -6,9 +6,9 @@ CuPy's own products go through cuBLAS, which has no epilogue and no half-precisi
 captured. Here the algorithm of a product is chosen once for each shape and kept, its workspace comes from the caller's
 memory pool, and it runs on the caller's stream; nothing else is allocated, and nothing waits.
 
-cuBLASLt's matrices lie column by column, ours row by row, so it sees each as its transpose: output^T = right^T left^T.
-The numbers below are from cublasLt.h, cublas_api.h and library_types.h of CUDA 13; a test calls the real library with
-them if it is installed.
+cuBLASLt stores matrices by columns, this package by rows, so cuBLASLt reads each as its transpose: output^T = right^T
+left^T. The numbers below are from cublasLt.h, cublas_api.h and library_types.h of CUDA 13; a test calls the real
+library with them if it is installed.
 """
 
 import ctypes
@@ -29,11 +29,11 @@ NO_EPILOGUE, ADD_BIAS = 1, 4
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t
 BATCH, BATCH_STRIDE = 5, 6  # cublasLtMatrixLayoutAttribute_t
 WORKSPACE, REDUCTIONS, ALIGNMENTS = 1, 3, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t; alignments of A to D
-# cublasLtReductionScheme_t: the library may split a product along its sums if few rows leave a GPU idle. With this
+# cublasLtReductionScheme_t: the library may split the sums of a product if few rows leave a GPU idle. With this
 # scheme the parts are float32 in the workspace, added in a separate step and rounded once; others round each part.
 REDUCED_IN_FLOAT32 = 2
 MOST_WORKSPACE = 32 << 20  # bytes; NVIDIA's recommendation for Hopper
-MOST_ALIGNMENT = 256  # bytes that algorithms tell apart
+MOST_ALIGNMENT = 256  # bytes: algorithms do not distinguish greater alignments
 KEPT_PLANS = 4096  # each takes about 1 KB
 
 _SIGNATURES = {  # of each function: the types of its arguments
@@ -64,13 +64,13 @@ class _Choice(ctypes.Structure):
 
 
 class Product(NamedTuple):
-    """A product as far as its algorithm depends on it, row by row.
+    """The properties of a product that its algorithm depends on, for matrices stored by rows.
 
-    Strides are elements from matrix to matrix of a batch (0 without one), and from row to row.
+    Strides are the elements from one matrix of a batch to the next (0 without a batch), and from one row to the next.
     """
 
     device: int
-    batch: int  # how many products; 1 without one
+    batch: int  # number of products; 1 without a batch
     rows: int
     columns: int
     depth: int
@@ -117,7 +117,7 @@ class Descriptor:
 
 
 class Plan:
-    """One product, ready to run with any addresses of its alignments."""
+    """One product, ready to run with any addresses that have its alignments."""
 
     def __init__(self, path, product):
         library = load(path)
@@ -166,13 +166,13 @@ def _operation(library, product):
     operation.set(TRANSPOSE_A, c_int32(product.transpose_right))
     operation.set(TRANSPOSE_B, c_int32(product.transpose_left))
     operation.set(EPILOGUE, c_uint32(product.epilogue))
-    if product.epilogue & ADD_BIAS:  # while an algorithm is chosen, an address is read for its alignment alone
+    if product.epilogue & ADD_BIAS:  # the choice of an algorithm uses only the alignment of the address
         operation.set(BIAS_POINTER, c_void_p(product.alignments[-1]))
     return operation
 
 
 def _layouts(library, product):
-    """Return the layouts of right, left, addend and output: rows and columns as cuBLASLt sees them."""
+    """Return the layouts of right, left, addend and output: rows and columns as cuBLASLt reads them."""
     rows, columns, depth = product.rows, product.columns, product.depth
     right = (depth, columns) if product.transpose_right else (columns, depth)
     left = (rows, depth) if product.transpose_left else (depth, rows)
@@ -199,7 +199,7 @@ def multiply(
     Arrays with three axes, (batch, rows, columns), are batches of products.
 
     Args:
-        output: (rows, columns), written; float32, or the dtype of the factors. Its rows are contiguous and apart.
+        output: (rows, columns), written; float32, or the dtype of the factors. Its rows are contiguous and distinct.
         left: (rows, depth), or its transpose; no size is 0.
         right: (depth, columns), or its transpose, of the same dtype.
         transpose_left: whether `left` is the transpose of the factor.
@@ -241,7 +241,7 @@ def multiply(
 
 @functools.cache
 def load(path):
-    """Return the library of this file."""
+    """Return the library in the file `path`."""
     return Library(path)
 
 
@@ -269,7 +269,7 @@ def _matrix(here, array):
 
 
 def _strides(array):
-    """Return (elements from matrix to matrix of a batch, elements from row to row)."""
+    """Return (elements from one matrix of a batch to the next, elements from one row to the next)."""
     rows, columns = array.shape[-2:]
     of_batch = array.strides[0] // array.itemsize if array.ndim == 3 else 0
     return of_batch, columns if rows == 1 else array.strides[-2] // array.itemsize

@@ -10,17 +10,17 @@ from ..philox import threshold
 from . import FLAGS, array_module, c_type, contiguous, instantiations, is_whole, runtime, template
 
 THREADS, VECTORS, VECTOR_BYTES = 256, 2, 16  # as in pointwise.cuh
-CHUNK = 4096  # elements of a block, as in many.cuh, whose blocks have THREADS as well
+CHUNK = 4096  # elements of a block, as in many.cuh, whose blocks have THREADS threads, too
 POINTWISE = instantiations("pointwise", FLAGS)
 
 
 def launch_pointwise(module, activation, input, bias=None):
-    """Return the activation of that name of every element of input + bias; bias, along the last axis, may be None."""
+    """Apply the named activation to every element of input + bias; bias, along the last axis, may be None."""
     output = array_module(input).empty(input.shape, input.dtype)
     if output.size == 0:
         return output
     width = 1 if bias is None else bias.size
-    input, bias = contiguous(input, bias)  # NumPy gives an array without axes one
+    input, bias = contiguous(input, bias)  # NumPy adds an axis to an array without axes
     args = (input, bias, output, np.int64(input.size), np.uint32(width), np.int32(activation_code(activation)))
     kernel = template("pointwise", c_type(input.dtype), is_whole(input.size, input, output))
     module.launch(kernel, (blocks(input, VECTORS),), (THREADS,), args)
@@ -28,7 +28,7 @@ def launch_pointwise(module, activation, input, bias=None):
 
 
 def blocks(input, vectors):
-    """Return the number of blocks for the elements of `input`, `vectors` of 16 bytes to a thread."""
+    """Return the number of blocks for the elements of `input`, with `vectors` of 16 bytes for each thread."""
     per_vector = VECTOR_BYTES // input.dtype.itemsize
     room = input.size + per_vector - 1  # the first vector may begin before the array
     return -(-room // (THREADS * vectors * per_vector))
@@ -44,7 +44,7 @@ def dropout_arguments(p, seed):
 
 
 class Table(NamedTuple):
-    """The addresses of many arrays, on the device, and the number of chunks that they are cut into."""
+    """The addresses of many arrays, on the device, and the number of their chunks."""
 
     rows: Any
     chunks: int
@@ -57,10 +57,10 @@ class Table(NamedTuple):
 
 
 def table_of(sets):
-    """Return the table of tuples of contiguous arrays, all arrays of a tuple of one size; they must outlive the launch.
+    """Return the table for tuples of contiguous arrays of equal size; the arrays must outlive the launch.
 
-    Small arrays would each cost a launch. The table goes to the device by a copy that nothing waits for, unless one of
-    the last tables there had the same arrays: in training most arrays are where they were in the step before.
+    One launch serves all of them, however small. The table is copied to the device without waiting, unless one of the
+    last tables there had the same arrays: in training most arrays stay where they were in the previous step.
     """
     cuda = runtime()
     sizes = np.array([arrays[0].size for arrays in sets])
@@ -72,5 +72,5 @@ def table_of(sets):
 
 @functools.lru_cache(maxsize=16)
 def _on_device(cuda, device, stream, shape, rows):
-    """Return these rows in memory of the device, there before all later work of the stream."""
+    """Return these rows in memory of the device, copied before all later work of the stream."""
     return cuda.array_module(None).asarray(np.frombuffer(rows, np.int64).reshape(shape))

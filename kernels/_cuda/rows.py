@@ -1,7 +1,7 @@
 """Launching kernels over rows: variants (rows.cuh), sums down columns (column_sums.cuh), norms (norms.cuh).
 
 A kernel over rows comes as a pair of templates: NAME_rows<T, GROUP, ITEMS> keeps an aligned row of up to GROUP * ITEMS
-elements in the registers of GROUP threads, NAME_any_rows<T, GROUP> takes any rows and reads them more than once.
+elements in the registers of GROUP threads, NAME_any_rows<T, GROUP> accepts any rows and reads them more than once.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ from . import (
     unit_columns,
 )
 
-# (GROUP, ITEMS). Up to 1024 elements a warp has a row to itself and waits for no other.
+# (GROUP, ITEMS). A row of up to 1024 elements has one warp, which waits for no other.
 REGISTER_SHAPES = (*((32, items) for items in (8, 16, 24, 32)), *((128, items) for items in (16, 24, 32)))
 REGISTER_THREADS = 128  # of a block
 ANY_GROUPS = (32, 512)
@@ -39,7 +39,7 @@ def register_kernels(kernel):
 def choose(kernel, array, *beside):
     """Return (name expression, grid, block) for the rows of a contiguous, non-empty (..., width) array.
 
-    `beside`: the kernel's other arrays whose rows or columns run along with it, or None.
+    `beside`: the kernel's other arrays that are read by the same rows or columns, or None.
     """
     aligned = choose_registers(kernel, array, *beside)
     if aligned is not None:
@@ -52,7 +52,7 @@ def choose(kernel, array, *beside):
 
 
 def choose_registers(kernel, array, *beside):
-    """Return `choose` by the template for aligned rows; None if rows are not aligned, or too long."""
+    """Return the result of `choose` for aligned rows alone; None if rows are not aligned, or too long."""
     width = array.shape[-1]
     shape = next((shape for shape in REGISTER_SHAPES if width <= shape[0] * shape[1]), None)
     if shape is None or not is_whole(width, array, *beside):
@@ -109,7 +109,7 @@ STATISTICS = 3  # floats of a RowStatistics
 
 
 def sizes_of(array):
-    """Return the number of rows and the width of a (..., width) array, as kernels take them."""
+    """Return the number of rows and the width of a (..., width) array, as arguments of a kernel."""
     width = array.shape[-1]
     return np.int64(array.size // width), np.int32(width)
 
@@ -141,7 +141,7 @@ def norm_backward(module, grad_output, input, weight, bias, eps, residual, centr
 
 
 def parameter_gradients(module, kernel, args, sizes, weight, bias, dtype):
-    """Return (grad_weight, grad_bias), or None if absent; `kernel` sums chunks of rows (norms_backward.cuh)."""
+    """Return (grad_weight, grad_bias), None for absent ones; `kernel` sums chunks of rows (norms_backward.cuh)."""
     if weight is None and bias is None:
         return None, None
     grid = column_grid(*map(int, sizes))

@@ -1,4 +1,4 @@
-"""Dropout of runs of elements: the random bits of their places, the factors made of them, and the products."""
+"""Dropout of runs of elements: the random bits of their positions, the factors from these bits, and the products."""
 
 import numpy as np
 from numba import uint32, uint64
@@ -7,7 +7,7 @@ from ..philox import BLOCK, COUNTERS, KEY_STEPS, MULTIPLIERS, ROUNDS, threshold
 from .compile import helper, inline_helper
 from .simd import first_lanes, lanes, load, load_masked, pointer, select, store, store_masked
 
-FIRST_ROW = np.uint64(0)  # of the random bits: one run of elements has a single row
+FIRST_ROW = np.uint64(0)  # of the random bits: all elements are one row
 
 
 def dropping(p, seed, tasks, count, dtype):
@@ -29,7 +29,7 @@ def keep_factors(seed, row, threshold, factor, factors, first, count):
 
 @inline_helper
 def _dropped(x, factors):
-    return select(factors > 0.0, x * factors, 0.0)  # 0 whatever it was: inf * 0 would be NaN
+    return select(factors > 0.0, x * factors, 0.0)  # 0 for any element: inf * 0 would be NaN
 
 
 @helper
@@ -57,9 +57,8 @@ def drop_and_add_line(x, factors, residual, out, count):
 
 
 # --- random bits ------------------------------------------------------------------------------------------------------
-#
-# The bits of ../philox.py, a block of 64 columns at a time, in plain loops over the 16 counters of a block: LLVM makes
-# vectors of them.
+# The bits of ../philox.py, a block of 64 columns at a time, in plain loops over the 16 counters of a block, which LLVM
+# vectorises.
 
 _EVEN, _ODD = (np.uint64(number) for number in MULTIPLIERS)
 _FIRST_STEP, _SECOND_STEP = (np.uint32(number) for number in KEY_STEPS)
@@ -68,7 +67,7 @@ _HALF = np.uint64(32)
 
 @inline_helper
 def _words(counter, seed, row):
-    """Return the four words of a counter of a row."""
+    """Return the four words of one counter of a row."""
     first, second, third, fourth = uint32(counter), uint32(row), uint32(row >> _HALF), uint32(0)
     low_key, high_key = uint32(seed), uint32(seed >> _HALF)
     for _ in range(ROUNDS):

@@ -1,4 +1,4 @@
-"""Arrays in the form that kernels are compiled for, and the memory of their results."""
+"""Arrays in the form that kernels are compiled for, and memory for results."""
 
 import ctypes
 import math
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class _WritableAlias:
-    """Read-only memory that claims to be writable; keeps its owner alive."""
+    """Read-only memory that claims to be writable; it keeps its owner alive."""
 
     def __init__(self, array):
         self.owner = array
@@ -34,7 +34,7 @@ def aligned_empty(shape, dtype) -> np.ndarray:
 
 
 def as_kernel_array(array: np.ndarray) -> np.ndarray:
-    """Return `array` C-contiguous, aligned and typed as writable, so that a kernel has one specialisation per dtype.
+    """Return `array` C-contiguous, aligned and typed as writable, so that a kernel needs one specialisation per dtype.
 
     Contiguous memory is not copied: for a read-only array an alias claims to be writable (kernels do not write to their
     inputs).
@@ -49,7 +49,7 @@ def as_addressed_array(array: np.ndarray, unit_columns: bool = True) -> np.ndarr
     """Return `array`, copied only if necessary, so that a kernel can read it by address and strides.
 
     It is aligned and, with `unit_columns`, its last axis is contiguous.
-    Every array passed as an address goes through this function: memory-mapped files have floats at odd addresses.
+    Every array passed as an address goes through this function: memory-mapped files may have floats at odd addresses.
     """
     has_unit_columns = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == array.itemsize
     fits = array.flags.aligned and (has_unit_columns or not unit_columns)
@@ -76,8 +76,8 @@ _pointer_at = ctypes.c_void_p.from_address
 #
 # `empty` is numpy.empty for results. When a large array and all its views are gone, its memory is kept for the next
 # one, so that a model's pass runs in the memory that the first pass took: the C library returns large blocks to the
-# system, and page faults were up to a third of a training step. Any thread may take and give back: every step is one
-# atomic operation on a list or a dict.
+# system, and page faults were up to a third of a training step. Any thread may take and return blocks: every step is
+# one atomic operation on a list or a dict.
 
 LEAST = 1 << 17  # bytes; smaller arrays come faster from the C library
 MOST_IDLE = 1 << 30  # bytes kept, a training step of BERT-base; beyond them large blocks are released first
@@ -86,7 +86,7 @@ _STEPS = 8  # block sizes between two powers of two: a block is at most an eight
 
 _LARGE, _SOME = 1 << 22, 16
 
-SHARED = 1 << 25  # bytes of a block of lasting arrays; what nothing was written to takes no memory
+SHARED = 1 << 25  # bytes of a block of lasting arrays; pages that were never written take no memory
 _HUGE_PAGE = 1 << 21
 
 _tails: list[tuple[Any, int]] = []  # blocks of lasting arrays (weak references), each with its first free byte
@@ -122,11 +122,11 @@ def zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def lasting_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return uninitialised memory that begins on a page, for what stays long: prepared weights.
+    """Return uninitialised memory that begins on a page, for arrays that live long: prepared weights.
 
-    Such arrays lie one after another in blocks that the system can make of huge pages. A pass reads every weight once,
-    and with 4 KB pages it waits for their addresses: a product of 16 rows takes 3 to 8 % less time, of 128 rows 1 to
-    5 %. A block becomes idle with its last array.
+    Such arrays follow one another in blocks that the system can map to huge pages. A pass reads every weight once, and
+    with 4 KB pages it waits for their addresses: with huge pages a product of 16 rows takes 3 to 8 % less time, one of
+    128 rows 1 to 5 %. A block becomes idle with its last array.
     """
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize

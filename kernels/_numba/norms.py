@@ -1,8 +1,8 @@
 """Layer norm and RMS norm: the statistics of a row, then the result, in passes over a row in cache.
 
 RMS norm is layer norm with a mean of 0. Missing weights are ones and missing biases zeros (they stay in the first-level
-cache), so that one compiled kernel serves every combination. The sum with a residual is written where the result will
-be: nothing is allocated while threads run.
+cache), so that one compiled kernel serves every combination. The sum with a residual is written to the memory of the
+result: nothing is allocated while threads run.
 
 A row is read as shrink * row. `shrink` is 1 unless the sums would overflow; then it is a power of 2 small enough, and
 the result, which does not depend on scale, stays exact.
@@ -56,7 +56,7 @@ def normalise_backward(grad_output, input, weight, eps, residual, centred):
 
 
 def or_full(array, value, width, dtype):
-    """Return a parameter as kernels take it, or `width` times `value` for None."""
+    """Return a parameter in the form of the kernels; for None, an array of `width` times `value`."""
     return np.full(width, value, dtype) if array is None else flat(array)
 
 
@@ -108,7 +108,7 @@ def _statistics(x, width, eps, centred):
             deviation = max(deviation, least)  # for equal numbers: 0 * 5e37, not 0 * inf
         return mean, broadcast(x, 1.0 / deviation), shrink
     variance = squares / width
-    if centred:  # the rounding error of the mean: for equal numbers it is all there is
+    if centred:  # removes the rounding error of the mean: equal numbers have no other deviation
         variance = max(variance - (rest / width) * (rest / width), 0.0)
         mean += rest / width
     return mean, broadcast(x, 1.0 / math.sqrt(variance + eps)), shrink
@@ -132,7 +132,7 @@ def _output_step(row, weight, bias, mean, scale, shrink, out, i, inside):
 @helper
 def forward_row(row, weight, bias, out, width, eps, centred):
     full = width - width % lanes(row)
-    everywhere = first_lanes(row, lanes(row))  # a constant: the compiler makes plain loads and stores of it
+    everywhere = first_lanes(row, lanes(row))  # a constant, for which the compiler emits plain loads and stores
     mean, scale, shrink = _statistics(row, width, eps, centred)
     for i in range(0, full, lanes(row)):
         _output_step(row, weight, bias, mean, scale, shrink, out, i, everywhere)

@@ -1,7 +1,7 @@
 """Activation functions of input + bias, forward and backward.
 
 The work goes line by line. With a bias a line is a row; without one it is any run of LINE elements, and the bias is
--0.0, which changes no number: one loop serves both. (The sum in a pass of its own takes 1.5 times as long.)
+-0.0, which changes no number: one loop serves both. (With a separate pass for the sum it takes 1.5 times as long.)
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ _RELU, _TANH, _SILU, _GELU = map(activation_code, ("relu", "tanh", "silu", "gelu
 
 
 def activate(input, name, bias):
-    """Return the activation `name` of input + bias; bias runs over the last axis or is None."""
+    """Apply the activation `name` to input + bias; bias is along the last axis or None."""
     output = empty(input.shape, input.dtype)
     if output.size:
         line, bias = _line_and_bias(input, bias)

@@ -1,7 +1,7 @@
 """Kernels over rows: contiguous memory, shares for threads, and sums that do not depend on the number of threads.
 
-A kernel gets `tasks` from `task_count`, and task t takes the rows from `share(rows, t, tasks)` to
-`share(rows, t + 1, tasks)`. With one task it calls its body directly, without a parallel region.
+A kernel gets `tasks` from `task_count`, and task t computes the rows from `share(rows, t, tasks)` to `share(rows, t +
+1, tasks)`. With one task it calls its body directly, without a parallel region.
 
 A gradient summed over rows is summed within blocks of BLOCK_ROWS rows, each by one task, and then over the blocks in
 order (`sum_blocks`): its bits are the same for any number of threads.
@@ -32,7 +32,7 @@ BLOCK_ROWS = 64
 
 
 def flat(array: np.ndarray) -> np.ndarray:
-    """Return `array` as kernels take it, with one axis: one specialisation serves any number of axes."""
+    """Return `array` in the form of the kernels, with one axis: one specialisation serves any number of axes."""
     flags = array.flags
     is_ready = flags.c_contiguous and flags.aligned and flags.writeable
     return array.reshape(-1) if is_ready else as_kernel_array(array).reshape(-1)
@@ -44,9 +44,9 @@ def or_empty(array: np.ndarray | None, dtype: np.dtype) -> np.ndarray:
 
 
 def task_count(work: int, grain: int) -> int:
-    """Return the number of tasks for `work` elements: one per thread, but none with fewer than `grain` elements.
+    """Return the number of tasks for `work` elements: one per thread, but each with at least `grain` elements.
 
-    The grains of the operations are about 15 us of work, from which two tasks beat one while the pool is awake.
+    The grains of the operations are about 15 us of work, above which two tasks beat one while the pool is awake.
     """
     most = work // grain
     return 1 if most < 2 else min(num_threads(), most)
@@ -65,7 +65,7 @@ def share(count, task, tasks):
 
 @inline_helper
 def rounded_up(count, size):
-    """Return the least multiple of `size` that is not below `count`."""
+    """Return `count` rounded up to a multiple of `size`."""
     return (count + size - 1) // size * size
 
 
@@ -82,7 +82,7 @@ def add_lines(a, b, out, width):
 
 @inline_helper
 def row_with_residual(x, residual, out, at, width):
-    """Return a pointer to the row of x at `at`, or to x + residual, written where the row's result will be."""
+    """Return a pointer to the row of x at `at`, or to x + residual, written to the memory of the row's result."""
     if residual.size == 0:
         return wide_pointer(x, at)
     add_lines(wide_pointer(x, at), wide_pointer(residual, at), wide_pointer(out, at), width)
@@ -91,7 +91,7 @@ def row_with_residual(x, residual, out, at, width):
 
 @helper
 def peak(x, width):
-    """Return the maximum of a row. NaN may be lost, which is five times cheaper; exp(x - peak) brings it back."""
+    """Return the maximum of a row. NaN may be lost, which is five times cheaper; exp(x - peak) restores it."""
     full = width - width % lanes(x)
     greatest = broadcast(x, -np.inf)
     for i in range(0, full, lanes(x)):

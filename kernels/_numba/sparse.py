@@ -9,9 +9,9 @@ GRAIN = 1 << 15  # additions
 def sparse_scores(queries, tokens, values, offsets, rows, weights, width, scores):
     """Add the dot products of sparse queries and documents to `scores`; see bertcore.tasks.search.sparse_scores.
 
-    A task takes pairs of a block of documents and a query, so that one query has work for all threads, and the scores
-    of a block stay in a cache near the core while all tokens of the query are added. The order of a sum is that of the
-    query's tokens: neither the block nor the number of threads changes a bit.
+    A task computes pairs of a block of documents and a query, so that one query occupies all threads, and the scores of
+    a block stay in a cache near the core while the tokens of the query are added. Sums are in the order of the query's
+    tokens: neither the block nor the number of threads changes a bit.
 
     Args:
         queries, tokens, values: offsets, tokens and weights of the queries: int64, int32, float32.

@@ -11,7 +11,7 @@ from numba import carray
 from .compile import inline_helper
 from .simd import pointer_at
 
-# For array_at.
+# For `array_at`.
 FLOAT, BFLOAT16, INT8, UINT8 = np.float32(0), np.uint16(0), np.int8(0), np.uint8(0)
 INT32, UINT32, INT64 = np.int32(0), np.uint32(0), np.int64(0)
 ADDRESS = np.intp

@@ -1,14 +1,14 @@
 """Numba's thread pool: which one runs the kernels, its size, calls from several Python threads, and forks.
 
 A parallel region of two tasks costs 3.2 us in tbb, 5.5 us in omp and 350 us in workqueue; a Python ThreadPoolExecutor
-takes about 200 us, where a small model has regions of 30 us. So kernels use Numba's pool, and tbb if it is installed.
+takes about 200 us, but a small model has regions of 30 us. So kernels use Numba's pool, and tbb if it is installed.
 
-Several Python threads: tbb and omp may be entered by any number of threads at once. workqueue aborts then, so a caller
-that finds it busy runs its kernel with one task, which must not enter the pool.
+Several Python threads: tbb and omp may be entered by any number of threads at once. workqueue would abort the process,
+so a caller that finds it busy runs its kernel with one task, which does not enter the pool.
 
 Forks: a child keeps workqueue's pool, and tbb's if only the forking thread has ever used it; omp ends every child that
 enters it. A child whose pool is lost computes in one thread. A fork waits for compilations in other threads, because
-the child would never get their lock. Known to hang at times, within Numba's own fork handler: another os.fork in such a
+the child would never get their lock. Known to hang at times, in Numba's own fork handler: a further os.fork in such a
 child of tbb.
 """
 
@@ -33,7 +33,7 @@ _TBB_LIBRARIES = {"linux": "lib/libtbb.so.12", "darwin": "lib/libtbb.12.dylib", 
 
 
 def _load_tbb():
-    """Load libtbb, which pip installs where Numba does not look."""
+    """Load libtbb, which pip installs in a folder that Numba does not search."""
     for prefix in (sys.prefix, site.getuserbase()):
         library = Path(prefix) / _TBB_LIBRARIES.get(sys.platform, "none")
         if library.exists():
@@ -58,12 +58,12 @@ def _available_layer() -> str:
 def size_pool() -> None:
     """Set how many threads Numba starts; at its import it counted the CPUs.
 
-    To be called before a kernel is loaded: the first one starts the pool, whatever its number of tasks.
+    Call it before a kernel is loaded: the first kernel starts the pool, whatever its number of tasks.
     """
     if not parallel._is_initialized:
         _callers[get_ident()] = None
         config.NUMBA_NUM_THREADS = parallel.NUM_THREADS = max(thread_count().count, detect_threads().count)
-        parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not go beyond
+        parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not exceed it
 
 
 _load_tbb()
@@ -74,7 +74,7 @@ _callers: dict[int, None] = {}
 
 
 def num_threads() -> int:
-    """Return the number of threads that kernels use now, which is how many tasks they make."""
+    """Return the number of threads that kernels use now, which is also their number of tasks."""
     _callers[get_ident()] = None
     return thread_count().count
 

@@ -4,7 +4,7 @@ from .._numba import pointwise
 
 
 def activation(input, activation, bias):
-    """Return the function named `activation` of input + bias; bias runs over the last axis or is None."""
+    """Apply the function named `activation` to input + bias; bias is along the last axis or None."""
     return pointwise.activate(input, activation, bias)
 
 

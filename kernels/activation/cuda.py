@@ -11,7 +11,7 @@ KERNELS = _cuda.Module(__file__, "activation.cu", INSTANTIATIONS)
 
 
 def activation(input, activation, bias):
-    """Return the function named `activation` of input + bias; bias runs over the last axis or is None."""
+    """Apply the function named `activation` to input + bias; bias is along the last axis or None."""
     return elements.launch_pointwise(KERNELS, activation, input, bias)
 
 

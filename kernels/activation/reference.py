@@ -17,7 +17,7 @@ where F is smooth over all of [0, inf] (Shepherd and Laframboise, "Chebyshev app
 in 0 <= x < inf", Mathematics of Computation 36, 1981) and TAIL_POLYNOMIAL is its Chebyshev series, cut at 1e-16 and
 written in powers of t. Relative error of Phi against 60-digit arithmetic: at most 3 * 2^-52, far tail included.
 
-At +-inf the formulas are followed in IEEE arithmetic: silu(-inf) and gelu(-inf) = -inf * 0 are NaN, as in PyTorch.
+At +-inf the formulas are computed in IEEE arithmetic: silu(-inf) and gelu(-inf) = -inf * 0 are NaN, as in PyTorch.
 """
 
 import functools
@@ -44,13 +44,13 @@ BLOCK = 4096  # elements: the two dozen passes of the polynomial then stay in ca
 
 @ieee_arithmetic
 def activation(input, activation, bias):
-    """The function named `activation` of input + bias; bias runs over the last axis or is None."""
+    """Apply the function named `activation` to input + bias; bias is along the last axis or None."""
     return np.asarray(FUNCTIONS[activation](_add_bias(input, bias)), input.dtype)
 
 
 @ieee_arithmetic
 def activation_backward(grad_output, input, activation, bias):
-    """(grad_input, grad_bias or None); relu's derivative is 0 at 0 and 1 at NaN."""
+    """Return (grad_input, grad_bias or None); relu's derivative is 0 at 0 and 1 at NaN."""
     grad = widen(grad_output) * DERIVATIVES[activation](_add_bias(input, bias))
     grad_bias = None if bias is None else sum_rows(grad).astype(bias.dtype)
     return np.asarray(grad, input.dtype), grad_bias
@@ -61,7 +61,7 @@ def _add_bias(input, bias):
 
 
 def normal_cdf(x):
-    """Phi(x), the distribution function of the standard normal, of a float64 array."""
+    """Return Phi(x), the distribution function of the standard normal, for a float64 array."""
     a = np.minimum(np.abs(x), 40)  # Phi(-40) = 0 in float64; inf would give inf - inf below
     t = 1 - 2 * TAIL_CENTRE / (a + TAIL_CENTRE)
     tail = np.full_like(t, TAIL_POLYNOMIAL[-1])
@@ -79,7 +79,7 @@ def _relu(x):
 
 
 def _relu_derivative(x):
-    return np.asarray(~(x <= 0), x.dtype)  # 1 at NaN, as PyTorch has it
+    return np.asarray(~(x <= 0), x.dtype)  # 1 at NaN, as in PyTorch
 
 
 def _tanh_derivative(x):
@@ -96,7 +96,7 @@ def _silu_derivative(x):
 
 
 def _blockwise(function):
-    """`function`, which is elementwise, in float64 and a block of elements at a time; the result has x's dtype."""
+    """Make an elementwise function compute in float64, a block of elements at a time; the result has x's dtype."""
 
     @functools.wraps(function)
     def in_blocks(x):

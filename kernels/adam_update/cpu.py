@@ -1,7 +1,7 @@
 """One step of Adam's family on the CPU: AdamW in one pass over the four arrays, at the speed of memory.
 
-The other rules sum over the whole parameter before they know their rate, and take two. The sums are taken within blocks
-of BLOCK elements, then over the blocks in order, so that they do not depend on the number of threads.
+The other rules need sums over the whole parameter for their rate, and take two. The sums are computed within blocks of
+BLOCK elements, then over the blocks in order, so that they do not depend on the number of threads.
 """
 
 import functools
@@ -17,13 +17,13 @@ from .numbers import BLOCK_8BIT, Numbers, levels, midpoints
 
 GRAIN = 1 << 14
 BLOCK = 4096
-LANES = 16  # sums side by side, which LLVM keeps in vectors
+LANES = 16  # separate sums, which LLVM keeps in vectors
 
 
 def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each.
 
-    AdamW takes all of them as one row of elements: most parameters of a model are small, and a call of its own for each
+    AdamW treats all of them as one row of elements: most parameters of a model are small, and a separate call for each
     took 0.2 ms of Python.
     """
     dtype, grad_scale = sets[0][0].dtype, 1.0 if grad_scale is None else float(grad_scale)
@@ -104,7 +104,7 @@ def _move_block(parameter, first, second, grad, numbers, is_lamb, sums, start, e
 def _move_moments(parameter, first, second, grad, numbers, is_lamb, partial, task, tasks):
     """Update the moments, and write sums over each block to `partial`.
 
-    These are of |parameter|^2 and |u|^2, or of g^2 / max(v', eps^2).
+    The sums are of |parameter|^2 and |u|^2, or of g^2 / max(v', eps^2).
     """
     blocks = len(partial)
     for block in range(share(blocks, task, tasks), share(blocks, task + 1, tasks)):
@@ -133,13 +133,13 @@ def _tables(is_signed):
 
 
 def quantize_moment(values, codes, scales, is_signed):
-    """Round blocks of a flat float32 array to codes of 8 bits; see the definition."""
+    """Round blocks of a flat float32 array to codes of 8 bits; the definition is in reference.py."""
     points, below, _ = _tables(is_signed)
     _quantize(values, codes, scales, points, below, is_signed, task_count(len(scales), GRAIN_8BIT))
 
 
 def dequantize_moment(codes, scales, values, is_signed):
-    """Write the numbers that the codes stand for to a flat float32 array."""
+    """Write the numbers of the codes to a flat float32 array."""
     _dequantize(codes, scales, values, _tables(is_signed)[2], task_count(len(scales), GRAIN_8BIT))
 
 

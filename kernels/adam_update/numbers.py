@@ -25,7 +25,7 @@ class Numbers(NamedTuple):
 
     @classmethod
     def at_step(cls, dtype, lr, betas, eps, weight_decay, step, grad_scale=1.0):
-        """The numbers of one step."""
+        """Return the numbers of one step."""
         scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
         moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
         return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))
@@ -36,10 +36,10 @@ BLOCK_8BIT = 256  # elements that share a scale
 
 @functools.cache
 def levels(is_signed):
-    """Return the magnitudes of the codes of 8 bits beside the largest of a block, ascending, in float32.
+    """Return the magnitudes of the codes of 8 bits relative to the largest of a block, ascending, in float32.
 
-    0, and those of a dynamic tree (Dettmers et al. 2022, arXiv:2110.02861, section 1.3): each power of ten down to
-    10^-6, or 10^-7 without a sign, ends a row of evenly spaced ones, which has half as many as the row above it.
+    They are 0 and those of a dynamic tree (Dettmers et al. 2022, arXiv:2110.02861, section 1.3): each power of ten down
+    to 10^-6, or 10^-7 without a sign, ends a row of evenly spaced magnitudes, half as many as in the row above it.
     """
     bits = 7 if is_signed else 8
     rows = [10.0**-row * (0.1 + 0.9 * np.linspace(0, 1, (1 << (bits - 1 - row)) + 1)[1:]) for row in range(bits)]

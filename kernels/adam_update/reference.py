@@ -1,4 +1,4 @@
-"""One step of Adam's family, in place; the formulas stand in the contract, the sources too."""
+"""One step of Adam's family, in place; formulas and sources are in the contract (__init__.py)."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ def _update(parameter, grad, first_moment, second_moment, lr, betas, eps, weight
 
 
 def surprise(grad, second, eps):
-    """g^2 / max(v', eps^2); 0 where both are 0."""
+    """Return g^2 / max(v', eps^2); 0 where both are 0."""
     root = np.maximum(np.sqrt(second), eps)
     ratio = np.divide(grad, root, out=np.zeros_like(grad), where=root != 0)
     return ratio * ratio
@@ -39,7 +39,7 @@ def surprise(grad, second, eps):
 def quantize_moment(values, codes, scales, is_signed):
     """Round blocks of a flat float32 array to codes of 8 bits, the nearest `levels` times the largest magnitude.
 
-    With a sign it is the code's highest bit. Without one, what is above 0 stays above 0: it divides.
+    A sign is the code's highest bit. Without a sign, numbers above 0 stay above 0, because they are divisors.
     """
     blocks = np.zeros(len(scales) * BLOCK_8BIT, np.float32)
     blocks[: values.size] = values
@@ -55,7 +55,7 @@ def quantize_moment(values, codes, scales, is_signed):
 
 
 def dequantize_moment(codes, scales, values, is_signed):
-    """Write the numbers that the codes stand for to a flat float32 array."""
+    """Write the numbers of the codes to a flat float32 array."""
     known = levels(is_signed)
     known = np.concatenate([known, -known]) if is_signed else known
     values[...] = known[codes] * np.repeat(scales, BLOCK_8BIT)[: codes.size]

@@ -83,7 +83,7 @@ def _backward_blocks(grad, x, residual, weight, out, partial, task, tasks):
 
 @kernel(regions=True)
 def _backward(grad, x, residual, weight, out, partial, sums, tasks):
-    """Compute the gradients; `partial` (blocks, width) and `sums` (width,), float64, of weight and bias are zeros."""
+    """Compute the gradients; `partial` (blocks, width) and `sums` (width,), float64, of both start as zeros."""
     _backward_blocks(grad, x, residual, weight, out, partial, tasks)
     sum_blocks(partial[0], sums[0])
     sum_blocks(partial[1], sums[1])

@@ -1,4 +1,4 @@
-"""Checks of attention's arguments, and the form in which the backends take them."""
+"""Checks of attention's arguments, and their conversion to the form that the backends expect."""
 
 import math
 from dataclasses import replace
@@ -10,15 +10,15 @@ from .. import checks
 from .positions import OF_RELATIVE, RelativePositions
 
 COMPUTE_DTYPES = (None, "bfloat16")
-UNLIMITED = 2**30  # the side of a window that has no end: more than any length, and sums of a few still are int32
+UNLIMITED = 2**30  # an unlimited side of a window: more than any length, yet sums of a few fit in int32
 MOST_SEGMENT = 2**24 - 1  # the largest magnitude of a segment id: float32 holds all integers up to it
 
 
 class Scoring(NamedTuple):
-    """The terms of the scores of queries and keys, in the form that the backends take.
+    """The terms of the scores of queries and keys, in the form that the backends expect.
 
     Masks and biases have the shape of the scores, with strides of 0 where they are broadcast; integers are int32; the
-    arrays of tokens in `relative` have four axes as the query has, those of segments two; `window` is a pair of ints.
+    arrays of tokens in `relative` have four axes like the query, those of segments two; `window` is a pair of ints.
     """
 
     cu_seqlens: Any
@@ -34,7 +34,7 @@ class Scoring(NamedTuple):
 
 
 class AttentionArguments(NamedTuple):
-    """The arguments of `attention` in the order of its record; those of `relative` are fields of their own."""
+    """The arguments of `attention` in the order of its record; the fields of `relative` are separate."""
 
     query: Any
     key: Any
@@ -64,7 +64,7 @@ class AttentionArguments(NamedTuple):
 
 
 def terms_of(relative: RelativePositions | None) -> tuple[Any, ...]:
-    """Return the fields of `relative` in their order; Nones without it."""
+    """Return the fields of `relative` in their order, all None if it is None."""
     if relative is None:
         return (None,) * (len(OF_RELATIVE) + 1)
     if type(relative) is not RelativePositions:
@@ -75,12 +75,12 @@ def terms_of(relative: RelativePositions | None) -> tuple[Any, ...]:
 
 
 def _relative(given: Any) -> RelativePositions | None:
-    """Return the terms of relative position among the arguments, or among what was kept."""
+    """Return the terms of relative position among the arguments or the saved fields."""
     return None if given.distance_rows is None else RelativePositions(*given[-len(OF_RELATIVE) - 1 :])
 
 
 def check_arguments(backend: str, given: AttentionArguments, save: bool) -> AttentionArguments:
-    """Check what the arguments say together; offsets and integers become int32."""
+    """Check that the arguments fit each other; offsets and integers become int32."""
     query, key, value, cu_seqlens, cu_seqlens_k, attn_mask, *_ = given
     if attn_mask is not None and attn_mask.dtype not in (np.bool_, query.dtype):
         raise TypeError(f"attn_mask has dtype {attn_mask.dtype}, expected bool or {query.dtype} as query has")
@@ -101,7 +101,7 @@ def check_arguments(backend: str, given: AttentionArguments, save: bool) -> Atte
     check_compute_dtype(given.compute_dtype, backend, query)
     if given.dropout_p and given.compute_dtype is not None:
         raise ValueError(
-            f"dropout_p is {given.dropout_p}, but compute_dtype is {given.compute_dtype!r}, which has none"
+            f"dropout_p is {given.dropout_p}, but compute_dtype is {given.compute_dtype!r}, which has no dropout"
         )
     if save and given.compute_dtype is not None:
         raise ValueError(f"save is True, but compute_dtype is {given.compute_dtype!r}, which has no gradients")
@@ -111,7 +111,7 @@ def check_arguments(backend: str, given: AttentionArguments, save: bool) -> Atte
 
 
 def scoring_of(given: Any) -> Scoring:
-    """Return what makes the scores, as the backends take it, of `AttentionArguments` or `AttentionSaved`."""
+    """Return the terms of the scores in the backends' form from `AttentionArguments` or `AttentionSaved`."""
     query, key, attn_mask, bias = given.query, given.key, given.attn_mask, given.bias
     cu_seqlens, cu_seqlens_k, scale = given.cu_seqlens, given.cu_seqlens_k, given.scale
     if cu_seqlens is not None and cu_seqlens_k is None:
@@ -140,17 +140,17 @@ def _with_four_axes(relative: RelativePositions, is_packed: bool) -> RelativePos
 
 
 def four_axes(array: Any, is_packed: bool) -> Any:
-    """(batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
+    """Return `array` as (batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
     return _unit_columns(array.transpose(1, 0, 2)[None] if is_packed else array)
 
 
 def _unit_columns(array: Any) -> Any:
-    """`array` with contiguous rows; a view where possible."""
+    """Return `array` with contiguous rows; a view where possible."""
     return array if array.strides[-1] == array.itemsize else array.copy(order="C")
 
 
 def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
-    """Query, key and value fit each other without offsets."""
+    """Check that query, key and value fit each other without offsets."""
     if cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is given without cu_seqlens: packed arrays need both, dense ones neither")
     if query.ndim == 3:
@@ -165,7 +165,7 @@ def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
 
 
 def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any]:
-    """The offsets of queries and of keys, as int32."""
+    """Return the offsets of queries and of keys, as int32."""
     if not (query.ndim == key.ndim == 3 and query.shape[2] == key.shape[2]):
         checks.shape((None,) * 3, query=query)
         checks.shape((None, None, query.shape[2]), key=key)
@@ -192,7 +192,7 @@ def _check_heads(query: Any, key: Any, value: Any) -> None:
 
 
 def scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *masks: Any) -> tuple[int, ...]:
-    """(sequences, heads, longest query sequence, longest key sequence)."""
+    """Return (sequences, heads, longest query sequence, longest key sequence)."""
     if cu_seqlens is None:
         return (*query.shape[:3], key.shape[2])
     longest = _longest(cu_seqlens, query, -2, *masks), _longest(cu_seqlens_k, key, -1, *masks)
@@ -200,7 +200,7 @@ def scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *mask
 
 
 def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
-    """The longest sequence; on a GPU, where offsets are not read, what the masks say or else a bound."""
+    """Return the longest sequence; on a GPU, where offsets are not read, the length in the masks, or else a bound."""
     if isinstance(offsets, np.ndarray):
         return int(np.diff(offsets).max(initial=0))
     sizes = {mask.shape[axis] for mask in masks if mask is not None and mask.ndim >= -axis} - {1}
@@ -208,7 +208,7 @@ def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
 
 
 def broadcast_mask(name: str, array: Any, shape: tuple[int, ...]) -> Any:
-    """A view of a mask or bias in the `scores_shape`; None stays None."""
+    """Return a view of a mask or bias in the `scores_shape`; None stays None."""
     if array is None:
         return None
     padded = (1,) * (4 - array.ndim) + tuple(array.shape)
@@ -217,18 +217,18 @@ def broadcast_mask(name: str, array: Any, shape: tuple[int, ...]) -> Any:
             f"{name} has shape {array.shape}, expected one that broadcasts to "
             f"(sequences, heads, longest query, longest key) = {shape}"
         )
-    return np.broadcast_to(array, shape)  # CuPy takes the call over for its own arrays
+    return np.broadcast_to(array, shape)  # CuPy handles the call for its own arrays
 
 
 def scale_or_default(scale: Any, query: Any) -> float:
-    """The number `scale`, by default 1 / sqrt(head_dim)."""
+    """Return the number `scale`, by default 1 / sqrt(head_dim)."""
     if scale is None:
         return 1 / math.sqrt(max(query.shape[-1], 1))
     return checks.number_of(query.dtype, "scale", scale)
 
 
 def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
-    """`compute_dtype` is one that the backend knows, for a query of the dtype that it is for."""
+    """Check that the backend supports `compute_dtype` for the query's dtype."""
     if compute_dtype is None:
         return
     checks.choice("compute_dtype", compute_dtype, COMPUTE_DTYPES)
@@ -241,7 +241,7 @@ def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
 
 
 def check_window(window: Any) -> tuple[int, int]:
-    """(left, right): how many keys before and after its own position a query sees."""
+    """Return (left, right), the numbers of keys before and after its own position that a query attends to."""
     if window is None:
         return UNLIMITED, UNLIMITED
     sides = window if isinstance(window, tuple | list) else (window, window)
@@ -253,7 +253,7 @@ def check_window(window: Any) -> tuple[int, int]:
 
 
 def check_relative(relative: RelativePositions, query: Any, key: Any) -> RelativePositions:
-    """The terms that fit queries and keys (tokens on the first axis or, dense, on the last but one), integers int32."""
+    """Check the terms against queries and keys (tokens on the first axis; dense: last but one); make integers int32."""
     _check_tables(relative, query)
     ids, ids_k = _check_segments(relative, query, key)
     rows = relative.distance_rows
@@ -266,7 +266,7 @@ def check_relative(relative: RelativePositions, query: Any, key: Any) -> Relativ
 
 
 def check_longest(longest: Any, *offsets: Any) -> None:
-    """No sequence of these offsets (None of dense arrays) is longer; those on a GPU are not read."""
+    """Check that no sequence of the offsets (None for dense arrays) is longer; those on a GPU are not read."""
     if longest is None:
         return
     longest = checks.integer_number("longest", longest, minimum=0)
@@ -276,13 +276,13 @@ def check_longest(longest: Any, *offsets: Any) -> None:
 
 
 def table_rows(relative: RelativePositions) -> int:
-    """Return the number of rows of its tables."""
+    """Return the number of rows of the tables."""
     tables = relative.position_key, relative.position_query, relative.position_bias
     return next(table.shape[0] for table in tables if table is not None)
 
 
 def heads_first(table: Any) -> Any:
-    """A table, (rows, heads, head_dim) or (rows, heads), as (1, heads, rows, columns); None stays None."""
+    """Return a table, (rows, heads, head_dim) or (rows, heads), as (1, heads, rows, columns); None stays None."""
     if table is None:
         return None
     return (table if table.ndim == 3 else table[:, :, None]).transpose(1, 0, 2)[None]
@@ -303,7 +303,7 @@ def _check_tables(relative: RelativePositions, query: Any) -> None:
 
 
 def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[Any, Any]:
-    """The segments of queries and keys as int32, or Nones."""
+    """Return the segments of queries and keys as int32, or (None, None)."""
     segment_ids, segment_ids_k, scores = relative.segment_ids, relative.segment_ids_k, relative.segment_scores
     if (segment_ids is None) != (scores is None):
         given = "segment_scores" if segment_ids is None else "segment_ids"
@@ -332,5 +332,5 @@ def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[
 
 
 def _token_shape(array: Any) -> tuple[int, ...]:
-    """(tokens,) of packed arrays, (batch, length) of dense ones."""
+    """Return (tokens,) for packed arrays, (batch, length) for dense ones."""
     return array.shape[:1] if array.ndim == 3 else (array.shape[0], array.shape[2])

@@ -1,4 +1,4 @@
-"""Terms of attention's scores that depend on how far a key stands from a query."""
+"""Terms of attention's scores that depend on the distance between a key and a query."""
 
 import math
 from dataclasses import dataclass, fields
@@ -13,12 +13,12 @@ from .. import checks
 class RelativePositions:
     """The terms that relative positions and segments add to the scores of `attention`.
 
-    Query i of a sequence stands at the key position i + keys - queries, so that earlier keys are memory. Its distance
-    to key j is d = i + keys - queries - j, whose row of the tables is
+    Query i of a sequence is at the key position i + keys - queries, so that earlier keys are memory. Its distance to
+    key j is d = i + keys - queries - j, for which the row of the tables is
 
         r(d) = distance_rows[d + (len(distance_rows) - 1) // 2]
 
-    with the end entries for all d beyond them.
+    with the end entries for all d outside its range.
 
     To query @ key.T are added, before the scale (query_for_position is the query by default):
 
@@ -34,17 +34,17 @@ class RelativePositions:
     Attributes:
         distance_rows: an odd number of integers: the row of the tables for each distance, ascending, 0 in the middle.
             On a GPU their values are not checked.
-        position_key: table of what a query's content looks for, (rows, heads, head_dim), of the query's dtype.
-        position_query: table of what looks for a key's content, of the same shape.
+        position_key: table multiplied with the queries, (rows, heads, head_dim), of the query's dtype.
+        position_query: table multiplied with the keys, of the same shape.
         query_for_position: of the query's shape and dtype. Needs position_key.
         position_bias: (rows, heads) of the query's dtype. At least one of the three tables is given.
-        segment_ids: integers of a magnitude below 2**24, (tokens,), dense (batch, length); on a GPU their values are
+        segment_ids: integers of a magnitude below 2**24, (tokens,), dense (batch, length). On a GPU their values are
             not checked.
         segment_ids_k: the same for the keys; by default segment_ids.
-        segment_scores: for keys of the same segment and of another, of the query's shape but for the last axis, which
-            has size 2. Given with segment_ids.
-        longest: the tokens of the longest sequence of packed arrays, of queries and of keys, or more. On a GPU, where
-            it is not checked, gradients take memory by it, and without it read cu_seqlens, which waits for the GPU.
+        segment_scores: for keys of the same segment and of another, of the query's shape except for the last axis,
+            which has size 2. Given with segment_ids.
+        longest: the tokens of the longest packed sequence of queries and of keys, or more. On a GPU, where it is not
+            checked, it sets the memory of gradients; without it they read cu_seqlens, which waits for the GPU.
     """
 
     distance_rows: Any
@@ -68,13 +68,13 @@ OF_RELATIVE = tuple(field.name for field in fields(RelativePositions) if field.n
 def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> RelativePositions:
     """Attention with linear biases: -slope * |distance|, symmetric (Press et al. 2021, arXiv:2108.12409).
 
-    The slopes of n heads, n a power of two, are 2^(-8 k / n) for k from 1 to n. Other numbers of heads take those of
-    the power of two below, then every second one of the power above.
+    The slopes of n heads, n a power of two, are 2^(-8 k / n) for k from 1 to n. Other numbers of heads use those of the
+    power of two below, then every second one of the power above.
 
     Args:
         num_heads: at least 1.
         longest: the number of tokens of the longest sequence, at least 1.
-        dtype: that of the queries.
+        dtype: the dtype of the queries.
 
     Raises:
         TypeError, ValueError: for other numbers, and for a dtype that is not floating.

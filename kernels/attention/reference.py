@@ -6,9 +6,9 @@ For each sequence and head, with Q (queries, head_dim), K and V (keys, head_dim)
 j and the rows r(d) of the tables A (position_key), B (position_query) and b (position_bias):
 
     S_ij = scale (q_i . k_j + p_i . A[r(d)] + k_j . B[r(d)] + t[i, segment_i != segment_j]) + b[r(d)] + bias + mask
-    m_i = max_j S_ij,  l_i = log sum_j exp(S_ij - m_i)     together lse_i; (-inf, 0) for a query that sees no key, NaNs
+    m_i = max_j S_ij,  l_i = log sum_j exp(S_ij - m_i)     together lse_i; (-inf, 0) for a query without keys, NaNs
                                                            where one of S is NaN or infinity
-    P_ij = exp(S_ij - m_i - l_i)                           zeros for a query that sees no key
+    P_ij = exp(S_ij - m_i - l_i)                           zeros for a query without keys
     O = P V
 
 mask is -inf where a boolean mask is False, where the window (-left <= -d <= right) or causality (j <= i) hides the key.
@@ -16,10 +16,10 @@ With fewer heads of keys and values than of queries, head h of the queries has t
 
 With dropout (../dropout) O = (P o D) V, where D is 0 or 1 / (1 - p), and below dP = dO V^T o D and dV = (P o D)^T dO.
 
-With compute_dtype "bfloat16" what is multiplied (Q, K, V, p, A, B and the exponentials exp(S_ij - m_i)) is rounded to
-bfloat16 before; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
+With compute_dtype "bfloat16" the factors (Q, K, V, p, A, B and the exponentials exp(S_ij - m_i)) are rounded to
+bfloat16 first; sums, softmax and the division by the sum of the (unrounded) exponentials are in the working precision.
 
-The gradients are computed from lse, S and P again from the inputs (Dao et al. 2022, arXiv:2205.14135):
+The gradients are computed from lse and the inputs, which give S and P again (Dao et al. 2022, arXiv:2205.14135):
 
     dV = P^T dO,  dP = dO V^T,  dS_ij = P_ij (dP_ij - sum_k P_ik dP_ik),  dbias = dS
     dq_i = scale sum_j dS_ij k_j                           dk_j = scale sum_i dS_ij (q_i + B[r(d)])
@@ -27,13 +27,14 @@ The gradients are computed from lse, S and P again from the inputs (Dao et al. 2
     dt[i, c] = scale sum_{j: c = (segment_i != segment_j)} dS_ij   dB[r] = scale sum_{ij: r(d) = r} dS_ij k_j
     db[r] = sum_{ij: r(d) = r} dS_ij
 
-The sum over k equals sum_d dO_id O_id, which flash kernels use to save a pass and for which O is handed over; but in
-that form a query with a single key would get the rounding of two different sums as its gradient instead of zero.
-Gradients of tables and of what is broadcast are summed in float64: they sum over all tokens.
+The sum over k equals sum_d dO_id O_id, with which flash kernels save a pass, so O is an argument; but in that form the
+gradient of a query with a single key would be the rounding error of two sums instead of zero. Gradients of tables and
+of broadcast arrays are summed in float64, because they sum over all tokens.
 
 All arrays of tokens are (batch, heads, length, ...), segments (batch, length). Packed: the batch is 1, the length holds
-all tokens, and sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]; every sequence is computed by itself. Masks
-and biases are (sequences, heads, longest query sequence, longest key sequence); each sequence uses its own corner.
+all tokens, and sequence s is the tokens cu_seqlens[s] to cu_seqlens[s + 1]; each is computed separately.
+Masks and biases are (sequences, heads, longest query sequence, longest key sequence); each sequence uses its own
+corner.
 """
 
 import importlib
@@ -51,14 +52,14 @@ from .positions import TABLES, TERMS, RelativePositions
 
 
 class Piece(NamedTuple):
-    """A piece that is computed at once: the whole dense batch, or one packed sequence."""
+    """A piece that is computed at once: the whole dense batch or one packed sequence."""
 
-    queries: tuple[slice, ...]  # into query, output and their like
+    queries: tuple[slice, ...]  # into query, output and arrays like them
     keys: tuple[slice, ...]  # into key and value
     scores: tuple[slice, ...]  # into mask, bias and probabilities
 
     def segments(self, relative):
-        """True where a query's segment is not a key's, (batch, 1, queries, keys)."""
+        """Return where a query's segment differs from a key's, (batch, 1, queries, keys)."""
         batch, _, queries = self.queries
         ids, ids_k = relative.segment_ids[batch, queries], relative.segment_ids_k[batch, self.keys[2]]
         return (ids[:, :, None] != ids_k[:, None])[:, None]
@@ -66,7 +67,7 @@ class Piece(NamedTuple):
 
 @ieee_arithmetic
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """(output, lse, probabilities or None, components or None)."""
+    """Return (output, lse, probabilities or None, components or None)."""
     inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
     value = rounded(value, compute_dtype)
     output = empty_like(query, scoring.cu_seqlens)
@@ -90,7 +91,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
 
 @ieee_arithmetic
 def score_components(query, key, scoring, compute_dtype):
-    """(content to content, content to position, position to content) of all sequences, zeros beyond their lengths."""
+    """Return (content to content, content to position, position to content), zeros beyond each sequence."""
     inputs = rounded_inputs(query, key, scoring.relative, compute_dtype)
     shape = scores_shape(query, key, scoring.cu_seqlens, scoring.cu_seqlens_k)
     tables = (None, None) if scoring.relative is None else (inputs[2].position_key, inputs[2].position_query)
@@ -104,7 +105,7 @@ def score_components(query, key, scoring, compute_dtype):
 
 @ieee_arithmetic
 def attention_backward(grad_output, query, key, value, output, lse, scoring, out):
-    """(grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
+    """Return (grad_query, grad_key, grad_value, grad_bias or None, gradients of the relative terms or None).
 
     grad_bias has size 1 where bias is broadcast.
     """
@@ -157,13 +158,13 @@ def _corner(array, piece, scores):
 
 
 def _for_heads(array, heads):
-    """Keys or values, widened, for each of the `heads` of the queries."""
+    """Return keys or values, widened, for each of the `heads` of the queries."""
     wide = widen(array)
     return wide if wide.shape[1] == heads else np.repeat(wide, heads // wide.shape[1], axis=1)
 
 
 def _sum_heads(grad, heads):
-    """The sum over the queries' heads that share a head of keys and values."""
+    """Return the sum over the queries' heads that share a head of keys and values."""
     batch, of_queries, *rest = grad.shape
     return grad if of_queries == heads else grad.reshape(batch, heads, of_queries // heads, *rest).sum(axis=2)
 
@@ -172,7 +173,7 @@ def _sum_heads(grad, heads):
 
 
 def _products(query, key, relative, scale, piece):
-    """(content to content, content to position, position to content), scaled, (batch, heads, queries, keys) each."""
+    """Return the scaled components as in `score_components`, (batch, heads, queries, keys) each."""
     q, k = widen(query[piece.queries]), _for_heads(key[piece.keys], query.shape[1])
     to_position = from_position = None
     if relative is not None:
@@ -186,7 +187,7 @@ def _products(query, key, relative, scale, piece):
 
 
 def _scores(products, scoring, piece):
-    """S of the formula, (batch, heads, queries, keys), in the working precision."""
+    """Return S of the formula, (batch, heads, queries, keys), in the working precision."""
     scores, relative = sum(product for product in products if product is not None), scoring.relative
     queries, keys = scores.shape[2:]
     if relative is not None and relative.segment_scores is not None:
@@ -201,26 +202,26 @@ def _scores(products, scoring, piece):
         scores = scores + (np.where(mask, 0, -np.inf).astype(scores.dtype) if mask.dtype == np.bool_ else widen(mask))
     if scoring.is_causal or scoring.window != (UNLIMITED, UNLIMITED):
         i, j, (left, right) = np.arange(queries)[:, None], np.arange(keys), scoring.window
-        beyond = j - (i + keys - queries)  # how far the key stands after the query
+        beyond = j - (i + keys - queries)  # the position of the key minus that of the query
         is_near = (-left <= beyond) & (beyond <= right) & ((j <= i) | (not scoring.is_causal))
         scores = np.where(is_near, scores, -np.inf)
     return scores
 
 
 def _distance_rows(relative, queries, keys):
-    """The table's row of each pair of query and key, (queries, keys)."""
+    """Return the table's row for each pair of query and key, (queries, keys)."""
     middle = len(relative.distance_rows) // 2
     distances = np.arange(queries)[:, None] + keys - queries - np.arange(keys)
     return relative.distance_rows[np.clip(distances, -middle, middle) + middle]
 
 
 def _columns(table):
-    """(rows, heads, head_dim) as (heads, head_dim, rows), contiguous in its rows."""
+    """Return (rows, heads, head_dim) as (heads, head_dim, rows), with contiguous rows."""
     return transpose(widen(table.transpose(1, 0, 2)))
 
 
 def _taken(products, rows):
-    """products[b, h, i, rows[i, j]] as (batch, heads, i, j)."""
+    """Return products[b, h, i, rows[i, j]] as (batch, heads, i, j)."""
     return np.take_along_axis(products, np.broadcast_to(rows, (*products.shape[:2], *rows.shape)), axis=3)
 
 
@@ -228,9 +229,9 @@ def _taken(products, rows):
 
 
 def _softmax(scores):
-    """Row-wise (exponentials, their sum or 1 if that is 0, lse); the greatest exponential is 1.
+    """Return row-wise (exponentials, their sum or 1 if that is 0, lse); the greatest exponential is 1.
 
-    So they are of the size of the probabilities, to which they are rounded in low precision.
+    So they are as large as the probabilities, and low precision rounds them like those.
     """
     peak = scores.max(axis=-1, keepdims=True, initial=-np.inf)
     exponentials = np.exp(scores - np.where(peak == -np.inf, 0, peak))
@@ -247,7 +248,7 @@ def _probabilities(scores, lse):
 def _kept(scoring, piece, shape, length):
     """Return the factors of dropout on the probabilities, (batch, heads, queries, keys): 0 or 1 / (1 - p); 1 without.
 
-    The row of random bits (philox.py) of query i and head h is i * heads + h, the queries of a batch being counted on.
+    The row of random bits (philox.py) of query i and head h is i * heads + h, with i counted through the batch.
     """
     if scoring.dropout_p == 0:
         return 1
@@ -272,7 +273,7 @@ def _empty_gradients(relative, cu_seqlens):
 
 
 def _differentiate_terms(grad_scores, scaled, q, k, relative, grads, piece):
-    """(what is to be added to the gradient of the queries, to that of the keys); adds to and writes into `grads`."""
+    """Return the addends to the gradients of queries and keys; add to and write into `grads`."""
     rows, of_query, of_key = _distance_rows(relative, *scaled.shape[2:]), 0, 0
     if relative.position_query is not None:
         table = relative.position_query, grads["position_query"]
@@ -294,9 +295,9 @@ def _differentiate_terms(grad_scores, scaled, q, k, relative, grads, piece):
 
 
 def _differentiate_table(grad_scores, vectors, table, grad_table, rows):
-    """Add to grad_table, (rows, heads, head_dim), what `vectors` multiplied with it; the gradient of the vectors.
+    """Add to grad_table, (rows, heads, head_dim), the gradient of the table; return that of `vectors`.
 
-    grad_scores (batch, heads, vectors, others) and rows (vectors, others) say with which row, and how much.
+    grad_scores is (batch, heads, vectors, others); `rows`, (vectors, others), are the rows that were multiplied.
     """
     batch, heads, count, _ = grad_scores.shape
     per_row = np.zeros((batch, heads, count, len(table)), grad_scores.dtype)
@@ -320,14 +321,14 @@ def _add_reduced(grad_bias, grad_scores, piece):
 
 
 def rounded(array, compute_dtype):
-    """`array` with its values rounded to bfloat16, if that is asked for."""
+    """Return `array`, with its values rounded to bfloat16 if `compute_dtype` says so."""
     if compute_dtype is None or array is None:
         return array
     return array.astype(importlib.import_module("ml_dtypes").bfloat16).astype(array.dtype)
 
 
 def rounded_inputs(query, key, relative, compute_dtype):
-    """(query, key, relative) with what is multiplied rounded."""
+    """Return (query, key, relative) with the factors of products rounded."""
     if compute_dtype is not None and relative is not None:
         names = ("position_key", "position_query", "query_for_position")
         relative = replace(relative, **{name: rounded(getattr(relative, name), compute_dtype) for name in names})
@@ -335,12 +336,12 @@ def rounded_inputs(query, key, relative, compute_dtype):
 
 
 def unbroadcast(array):
-    """`array` with size 1 along the axes of stride 0."""
+    """Return `array` with size 1 along the axes of stride 0."""
     return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
 
 
 def empty_like(array, cu_seqlens, empty=np.empty):
-    """A new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
+    """Return a new array of this shape; when packed, its memory is C-contiguous as (tokens, heads, head_dim)."""
     if cu_seqlens is None:
         return empty(array.shape, array.dtype)
     _, heads, tokens, size = array.shape

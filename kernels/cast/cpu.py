@@ -1,8 +1,8 @@
-"""Rounding on the CPU: NumPy's conversion is one pass over memory already."""
+"""Rounding on the CPU: NumPy's conversion is already a single pass over memory."""
 
 from . import reference
 
 
 def cast(sets):
-    """Write arrays into outputs; `sets` has pairs of array and output."""
+    """Round arrays into outputs; `sets` has (array, output) of each."""
     reference.cast(sets)

@@ -1,4 +1,4 @@
-"""Rounding many arrays on CUDA by one launch; the definition is in reference.py."""
+"""Rounding of many arrays on CUDA in one launch; the definition is in reference.py."""
 
 import numpy as np
 

@@ -5,6 +5,6 @@ from ..precision import ieee_arithmetic
 
 @ieee_arithmetic
 def cast(sets):
-    """Write arrays into outputs; `sets` has (array, output) of each."""
+    """Round arrays into outputs; `sets` has (array, output) of each."""
     for array, output in sets:
         output[...] = array

@@ -1,7 +1,7 @@
 """Clipping by the joint norm on the CPU: the squares in one pass over all arrays, the scaling in a second one.
 
-A run of RUN elements is summed in the arrays' dtype, the runs in their order in float64. Where the sum of a run leaves
-the range of float32, it is taken once more of numbers scaled by a power of 2.
+A run of RUN elements is summed in the arrays' dtype, the runs in their order in float64. If the sum of a run leaves the
+range of float32, it is computed once more from numbers scaled by a power of 2.
 """
 
 import math
@@ -15,12 +15,12 @@ from .._numba.simd import broadcast, first_lanes, fma, lanes, load, load_masked,
 
 RUN = 4096
 GRAIN = 1 << 15
-LEAST_SQUARES = 1e-28  # a sum of squares in float32 below it has lost those that were too small
+LEAST_SQUARES = 1e-28  # a smaller sum of squares in float32 may have lost terms that were too small
 UP = 2.0**70
 
 
 class _Lines(NamedTuple):
-    """Return arrays as lines of memory, and where the runs of each end among all runs."""
+    """Arrays as lines of memory, and where the runs of each end among all runs."""
 
     arrays: list
     addresses: np.ndarray
@@ -33,7 +33,7 @@ class _Lines(NamedTuple):
 
 
 def clip_norm(arrays, max_norm):
-    """Scale the arrays in place and return the norm before."""
+    """Scale the arrays in place and return their norm before scaling."""
     lines = _lines(arrays)
     norm = _norm(lines)
     if max_norm < norm < np.inf:
@@ -63,7 +63,7 @@ def _norm(lines):
 
 
 def _in_order_of_memory(array):
-    """Return the array with axes by falling strides: contiguous if it fills its memory in any order of axes."""
+    """Return the array with axes sorted by descending stride: contiguous if any order of axes is."""
     if array.flags.c_contiguous:
         return array
     return array.transpose(sorted(range(array.ndim), key=lambda axis: -array.strides[axis]))
@@ -94,7 +94,7 @@ def _squares_of_run(x, count):
 
 @parallel_kernel
 def _sum_squares(addresses, sizes, runs, like, partial, task, tasks):
-    """Compute the sums of the runs of all arrays in order; `runs` has where the runs of each array end."""
+    """Compute the sums of the runs of all arrays in order; `runs` holds the end of each array's runs."""
     first, last, start = share(len(partial), task, tasks), share(len(partial), task + 1, tasks), 0
     for row in range(len(sizes)):
         x = pointer_at(addresses[row], like)

@@ -10,7 +10,7 @@ KERNELS = _cuda.Module(__file__, "clip_norm.cu", INSTANTIATIONS)
 
 
 def clip_norm(arrays, max_norm):
-    """Scale the arrays in place; returns their norm before, for which the host waits."""
+    """Scale the arrays in place and return their norm before scaling; the host waits for it."""
     norm = float(joint_norm(arrays))
     if max_norm < norm < np.inf:
         for array in arrays:
@@ -30,5 +30,5 @@ def joint_norm(arrays):
 
 
 def _in_order_of_memory(array):
-    """Return the transpose unless the array is contiguous: if the transpose is, no copy is needed to sum squares."""
+    """Return the transpose unless the array is contiguous: a contiguous transpose needs no copy to sum squares."""
     return array if array.flags.c_contiguous else array.T

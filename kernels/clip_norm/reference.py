@@ -1,4 +1,4 @@
-"""Clipping by the joint norm: norm = sqrt(sum of x^2); x *= max_norm / norm where max_norm < norm < inf."""
+"""Clipping by the joint norm: norm = sqrt(sum of x^2); x *= max_norm / norm if max_norm < norm < inf."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from ..precision import ieee_arithmetic
 
 
 def clip_norm(arrays, max_norm):
-    """Scale the arrays in place; the norm before."""
+    """Scale the arrays in place and return their norm before scaling."""
     norm = float(joint_norm(arrays))
     if max_norm < norm < np.inf:
         for array in arrays:
@@ -16,5 +16,5 @@ def clip_norm(arrays, max_norm):
 
 @ieee_arithmetic
 def joint_norm(arrays):
-    """The norm, an array without axes in float64."""
+    """Return the norm, a float64 array without axes."""
     return np.asarray(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))

@@ -1,8 +1,8 @@
 """Cross entropy on the CPU: the log-sum-exp of a row in one pass over memory, chunk by chunk.
 
 A chunk is read twice, for its peak and for its sum of exponentials, the second time from the first-level cache. When
-the peak rises, what was summed before is scaled down (Milakov and Gimelshein 2018, "Online normalizer calculation for
-softmax", https://arxiv.org/abs/1805.02867).
+the peak rises, the sum so far is scaled down (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax",
+https://arxiv.org/abs/1805.02867).
 """
 
 import math
@@ -87,7 +87,7 @@ def _forward(x, target, ignore_index, classes, losses, lse, task, tasks):
         lse[row, 0], lse[row, 1] = shift, log_total
         losses[row] = 0.0
         if target[row] != ignore_index:
-            # This order keeps the digits that lse - x loses when all logits are large.
+            # This order keeps the digits that lse - x loses if all logits are large.
             losses[row] = log_total - (float(x[row * classes + target[row]]) - shift)
 
 

@@ -8,8 +8,8 @@ import numpy as np
 from .. import _cuda
 from .._cuda import empty_rows, row_stride, unit_columns
 
-GROUPS = (32, 512)  # threads to a row
-WARP_CLASSES = 1024  # up to which a warp takes a row
+GROUPS = (32, 512)  # threads per row
+WARP_CLASSES = 1024  # a warp computes a row of at most this many classes
 TARGETS = {"int32": "int", "int64": "long long"}
 KERNELS = _cuda.Module(
     __file__,

@@ -3,9 +3,9 @@
     lse_r  = log sum_c exp(input_rc)
     loss_r = lse_r - input[r, target_r],   0 where target_r is ignore_index
 
-The gradient of row r is grad_r * (softmax(input_r) - onehot(target_r)); an ignored row's is zeros, whatever the row
-holds. With m_r the row's peak, softmax = exp((input - m) - log sum exp(input - m)), and lse is handed over as those two
-terms: rounded as one number it would lose the digits of the second where logits are large. Losses and lse are float32
+The gradient of row r is grad_r * (softmax(input_r) - onehot(target_r)); that of an ignored row is zeros, whatever its
+values. With m_r the row's peak, softmax = exp((input - m) - log sum exp(input - m)), and lse is kept as those two
+terms: rounded as one number it would lose the digits of the second if logits are large. Losses and lse are float32
 (float64 for float64 input): half precision would round a loss to three digits before the mean is taken.
 """
 
@@ -16,14 +16,14 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def cross_entropy(input, target, ignore_index):
-    """(losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
+    """Return (losses, lse), (rows,) and (rows, 2), from (rows, classes) logits and (rows,) integer targets."""
     x = widen(input)
     peak = x.max(axis=1, initial=-np.inf)
     shift = np.where(np.isinf(peak), 0, peak)
     log_total = np.log(np.exp(x - shift[:, None]).sum(axis=1))
     counted = np.flatnonzero(target != ignore_index)
     losses = np.zeros_like(log_total)
-    # log_total - (x - shift) keeps the digits that lse - x loses when all logits are large.
+    # log_total - (x - shift) keeps the digits that lse - x loses if all logits are large.
     losses[counted] = log_total[counted] - (x[counted, target[counted]] - shift[counted])
     return losses, np.stack([shift, log_total], axis=1)
 

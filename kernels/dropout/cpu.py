@@ -1,4 +1,4 @@
-"""Dropout on the CPU: the factors of a run of elements that stays in the first-level cache, then the elements."""
+"""Dropout on the CPU: factors for a run of elements, which stay in the first-level cache, then the products."""
 
 from .._numba import empty, parallel_kernel
 from .._numba.dropout import FIRST_ROW, drop_and_add_line, drop_line, dropping, keep_factors

@@ -2,8 +2,8 @@
 
     output_i = input_i / (1 - p) + residual_i   if bits_i >= p * 2^32, else residual_i
 
-with bits_i the 32 random bits that `philox.random_bits` gives for place i of one row. What is dropped is 0 whatever it
-was. The gradient of the input is the same function of the gradient of the output, without a residual.
+with bits_i the 32 random bits that `philox.random_bits` gives for column i of one row. A dropped element is 0, even if
+it was infinite or NaN. The gradient of the input is the same function of that of the output, without a residual.
 
 Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural networks from overfitting".
 """
@@ -16,7 +16,7 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def dropout(input, p, seed, residual):
-    """`input` with elements dropped, plus `residual`."""
+    """Return `input` with elements dropped, plus `residual`."""
     wide = widen(input)
     is_kept = random_bits(seed, np.zeros(1), input.size).reshape(input.shape) >= threshold(p)
     output = np.where(is_kept, wide * wide.dtype.type(1 / (1 - p)), 0)
@@ -24,5 +24,5 @@ def dropout(input, p, seed, residual):
 
 
 def dropout_backward(grad_output, p, seed):
-    """Gradient of the dropout input from the gradient of its output."""
+    """Return the gradient of the dropout input from the gradient of its output."""
     return dropout(grad_output, p, seed, None)

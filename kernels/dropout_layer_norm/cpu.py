@@ -1,6 +1,6 @@
-"""Dropout, residual and layer norm on the CPU, row by row; the sum is written where the row's result will be.
+"""Dropout, residual and layer norm on the CPU, row by row; the sum is written to the memory of the row's result.
 
-The backward computes the sum of a row again, so that layers keep one array less.
+The backward recomputes the sum of a row, so that layers keep one array less.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Dropout, residual and layer norm on CUDA: float32, float16 and bfloat16; the definition is in reference.py.
 
 Forward takes one launch. Backward takes three: one writes the gradients of input and residual, the dropped elements and
-the statistics of the rows; two sum up the parameters' gradients. The kernels take aligned rows of a multiple of 64
-elements, up to 4096; other rows go through dropout and layer_norm, where the sum is not rounded either, only its parts.
+the statistics of the rows; two sum up the parameters' gradients. The kernels accept aligned rows of a multiple of 64
+elements, up to 4096; other rows use dropout and layer_norm, which round the parts of the sum, but not the sum.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps,
         return dropout_cuda.dropout_backward(grad_sum, p, seed), grad_sum, *of_parameters
     xp, sizes = _cuda.array_module(input), rows.sizes_of(input)
     statistics = xp.empty((int(sizes[0]), rows.STATISTICS), np.float32)
-    kept = xp.empty(input.nbytes // 16, np.uint8)  # a byte for a vector
+    kept = xp.empty(input.nbytes // 16, np.uint8)  # a byte for each vector
     KERNELS.launch(*launch, (*arrays, *grads, statistics, kept, *sizes, np.float32(eps), *dropout_arguments(p, seed)))
     kernel = _cuda.template("dropout_norm_backward_columns", _cuda.c_type(input.dtype))
     args = *arrays[:3], statistics, kept, np.float32(1 / (1 - p))
@@ -57,6 +57,6 @@ def _empty_like(array):
 
 
 def _choose(kernel, array, *beside):
-    """Return the `rows.choose_registers` of a kernel above; None for rows that it does not take."""
+    """Return the result of `rows.choose_registers` for a kernel above; None for rows that it does not accept."""
     takes = array.size and array.shape[-1] % BLOCK == 0
     return rows.choose_registers(kernel, array, *beside) if takes else None

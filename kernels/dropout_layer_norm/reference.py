@@ -3,7 +3,7 @@
     output = layer_norm(dropout(input, p, seed) + residual)
 
 The definitions are those of dropout/reference.py and layer_norm/reference.py; in between, nothing is rounded. The
-gradient of the sum is the residual's; the input's is dropout of it.
+gradient of the sum is that of the residual; the gradient of the input is its dropout.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
-    """(..., width); weight and bias are (width,) or None."""
+    """Return (..., width); weight and bias are (width,) or None."""
     total = dropout_reference.dropout(widen(input), p, seed, widen(residual))
     output = layer_norm_reference.layer_norm(total, _widened(weight), _widened(bias), eps, None)
     return np.asarray(output, input.dtype)
@@ -23,7 +23,7 @@ def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):
 
 @ieee_arithmetic
 def dropout_layer_norm_backward(grad_output, input, residual, weight, bias, eps, p, seed, dtype):
-    """(grad_input, grad_residual, grad_weight or None, grad_bias or None), the last two in `dtype`."""
+    """Return (grad_input, grad_residual, grad_weight or None, grad_bias or None), the last two in `dtype`."""
     total = dropout_reference.dropout(widen(input), p, seed, widen(residual))
     parameters = _widened(weight), _widened(bias)
     grads = layer_norm_reference.layer_norm_backward(widen(grad_output), total, *parameters, eps, None, dtype)

@@ -1,7 +1,7 @@
 """Embedding rows on the CPU.
 
-The table is only ever read row by row, through its address: one that is a read-only memory map, or a slice of another
-array, is not copied. The gradient adds the occurrences of an id in their order, in float64; threads own columns.
+The table is read row by row, through its address: a read-only memory map, or a slice of another array, is not copied.
+The gradient adds the occurrences of an id in their order, in float64; each thread sums its own columns.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from .._numba.simd import lanes, pointer, pointer_at
 from ..precision import is_bfloat16
 
 GRAIN_BYTES = 1 << 18
-STRIPE = 16  # columns: stripes of threads share no cache line
+STRIPE = 16  # columns; the stripes of two threads share no cache line
 
 
 def embedding(input, weight):
@@ -24,7 +24,7 @@ def embedding(input, weight):
     output = empty((*input.shape, weight.shape[1]), np.float32 if to_dtype == np.uint32 else weight.dtype)
     if output.size:
         if from_dtype == np.uint8 and weight.strides[1] == weight.itemsize:
-            weight = weight.view(np.uint8)  # bytes have no alignment: a file mapped at an odd address is not copied
+            weight = weight.view(np.uint8)  # bytes need no alignment: a file mapped at an odd address is not copied
         weight = as_addressed_array(weight)
         table = address_of(weight), weight.strides[0], np.empty(0, from_dtype)
         _gather(*table, _ids(input), output.reshape(-1).view(to_dtype), task_count(output.nbytes, GRAIN_BYTES))
@@ -60,7 +60,7 @@ def _gather(table, stride, like, ids, out, task, tasks):
 def gather_rows(table, stride, like, ids, out, first, last):
     """Copy the rows of the table for the ids from `first` to `last`."""
     width = out.size // ids.size
-    shift = 16 * (lanes(like) // lanes(out) - 1)  # known to the compiler: 0, or 16 from 16 bits to 32
+    shift = 16 * (lanes(like) // lanes(out) - 1)  # a constant for the compiler: 0, or 16 from 16 bits to 32
     for i in range(first, last):
         row, target = pointer_at(table + ids[i] * stride, like), pointer(out, i * width)
         for c in range(width):
@@ -69,7 +69,7 @@ def gather_rows(table, stride, like, ids, out, first, last):
 
 @helper
 def _link_occurrences(ids, first, following):
-    """Set first[id] to the first place of id, and following[i] to the next place of ids[i]; -1 if there is none."""
+    """Set first[id] to the first index of id, and following[i] to the next index of ids[i]; -1 if it is missing."""
     for i in range(ids.size - 1, -1, -1):
         following[i] = first[ids[i]]
         first[ids[i]] = i
@@ -98,7 +98,7 @@ def _sum_columns(grad, ids, dim, first, following, exact, out, task, tasks):
 
 @region
 def _clear(out, task, tasks):
-    """Write zeros in all threads: with NumPy's, in one, the gradient of a large vocabulary takes 1.6 times as long."""
+    """Write zeros in all threads: NumPy's single thread makes the gradient of a large vocabulary 1.6 times slower."""
     target = pointer(out, 0)
     for i in range(share(out.size, task, tasks), share(out.size, task + 1, tasks)):
         target[i] = 0

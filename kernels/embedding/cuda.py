@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _cuda
 
-UNITS = {16: "uint4", 4: "unsigned", 2: "unsigned short"}  # the type that a row is copied by, of so many bytes
+UNITS = {16: "uint4", 4: "unsigned", 2: "unsigned short"}  # the type in which a row is copied, by its bytes
 IDS = {"int32": "int", "int64": "long long"}
 THREADS = 256
 CHUNK = 64  # sorted ids whose rows are summed one after the other, as in embedding.cu
@@ -46,8 +46,8 @@ def embedding(input, weight):
 def embedding_backward(grad_output, input, num_embeddings, add_to):
     """Return the gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None.
 
-    The ids are sorted, equal ones in their order: one block sums each distinct id after others have summed fixed
-    numbers of rows, so that no order depends on the schedule. Ids outside the table are ignored.
+    The ids are sorted, equal ones in their order: blocks sum fixed numbers of rows, then one block sums each distinct
+    id, so that no order depends on the schedule. Ids outside the table are ignored.
     """
     xp, dim = _cuda.array_module(grad_output), grad_output.shape[-1]
     output = xp.zeros((num_embeddings, dim), grad_output.dtype) if add_to is None else add_to

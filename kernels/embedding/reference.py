@@ -2,7 +2,7 @@
 
     output[...] = weight[input[...]]
 
-A bfloat16 table is one stored in half the memory, for models that compute in float32: its rows come as float32.
+A bfloat16 table takes half the memory, for models that compute in float32: its rows are returned as float32.
 
 The gradient of a table row is the sum of the gradients of its occurrences, added in their order in float64 (a frequent
 id, such as the first position, occurs thousands of times). A row that does not occur gets zeros.
@@ -14,14 +14,14 @@ from ..precision import ieee_arithmetic, is_bfloat16
 
 
 def embedding(input, weight):
-    """Ids of any shape to (*shape of the ids, dim), of the weight's dtype but float32 from bfloat16."""
-    rows = weight[input]  # np.take refuses uint64 before NumPy 2.1
+    """Return rows for ids of any shape, (*shape of the ids, dim), in the weight's dtype (float32 for bfloat16)."""
+    rows = weight[input]  # np.take rejects uint64 before NumPy 2.1
     return rows.astype(np.float32) if is_bfloat16(weight.dtype) else rows
 
 
 @ieee_arithmetic
 def embedding_backward(grad_output, input, num_embeddings, add_to):
-    """Gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
+    """Return the gradient of the (num_embeddings, dim) weight, added to the array `add_to` if that is not None."""
     grad_weight = add_to
     if add_to is None:
         grad_weight = np.zeros((num_embeddings, grad_output.shape[-1]), dtype=grad_output.dtype)

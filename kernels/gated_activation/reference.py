@@ -15,14 +15,14 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def gated_activation(input, activation, gate):
-    """(..., 2 * width) to (..., width)."""
+    """Return (..., width) from (..., 2 * width)."""
     g, v = _halves(widen(input), gate)
     return np.asarray(_activation.activation(g, activation, None) * v, input.dtype)
 
 
 @ieee_arithmetic
 def gated_activation_backward(grad_output, input, activation, gate):
-    """The gradient of the (..., 2 * width) input."""
+    """Return the gradient of the (..., 2 * width) input."""
     (g, v), grad = _halves(widen(input), gate), widen(grad_output)
     grad_input = np.empty(input.shape, input.dtype)
     grad_g, grad_v = _halves(grad_input, gate)
@@ -32,7 +32,7 @@ def gated_activation_backward(grad_output, input, activation, gate):
 
 
 def _halves(array, gate):
-    """Views of the gate and of what it is multiplied with."""
+    """Return views of the gate and of the value."""
     width = array.shape[-1] // 2
     first, second = array[..., :width], array[..., width:]
     return (first, second) if gate == "first" else (second, first)

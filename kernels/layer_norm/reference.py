@@ -20,7 +20,7 @@ from ..precision import ieee_arithmetic, sum_rows, widen
 
 @ieee_arithmetic
 def layer_norm(input, weight, bias, eps, residual):
-    """Layer norm of (..., width); weight and bias are (width,) or None, residual has the shape of input or is None."""
+    """Return the norm of (..., width); weight and bias are (width,) or None, residual has input's shape or is None."""
     output, _ = normalise(sum_with_residual(input, residual), eps, centred=True)
     if weight is not None:
         output = output * widen(weight)
@@ -52,7 +52,7 @@ def sum_with_residual(input, residual):
 
 
 def normalise(x, eps, *, centred):
-    """(the rows of x over their deviation, 1 / that); from their mean if `centred`, else from 0.
+    """Return (x divided by the rows' deviation, 1 / deviation); deviations from the mean if `centred`, else from 0.
 
     Rows whose squares would overflow are scaled down first, by a power of 2: the result does not depend on scale.
     """
@@ -62,12 +62,12 @@ def normalise(x, eps, *, centred):
     x = x * shrink
     if centred:
         x = x - mean_of_rows(x)
-        x = x - mean_of_rows(x)  # what rounding left of the mean: of equal numbers it is all there is
+        x = x - mean_of_rows(x)  # removes the rounding error of the mean: equal numbers have no other deviation
     deviation = np.hypot(np.sqrt(mean_of_rows(x * x)), np.sqrt(eps).astype(x.dtype) * shrink)
-    inverse_deviation = 1 / np.maximum(deviation, limits.tiny * (eps > 0))  # of equal numbers: 0 * 1e37, not 0 * inf
+    inverse_deviation = 1 / np.maximum(deviation, limits.tiny * (eps > 0))  # for equal numbers: 0 * 1e37, not 0 * inf
     return x * inverse_deviation, inverse_deviation * shrink
 
 
 def mean_of_rows(x):
-    """(..., 1): the mean over the last axis; NaN for rows without entries, which no entry then receives."""
+    """Return the mean over the last axis, (..., 1); NaN for rows without entries."""
     return x.sum(axis=-1, keepdims=True) / x.shape[-1]

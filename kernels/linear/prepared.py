@@ -1,4 +1,4 @@
-"""A weight in the form that one backend wants."""
+"""A weight in the form that one backend needs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ GROUP = 32  # values along in_features that share a scale in int8_weight_only
 
 
 class PreparedWeight:
-    """A weight in the form that one backend wants; made by `prepare_weight`, used in place of the array.
+    """A weight in the form that one backend needs; made by `prepare_weight`, used in place of the array.
 
     Each backend has its own kind. The first `linear_backward` also prepares the transpose, which is kept with the
     weight.
@@ -19,9 +19,9 @@ class PreparedWeight:
         out_features, in_features: its shape.
         dtype: its dtype; bfloat16 and int8 on the CPU are for float32 inputs.
         scale: of an int8 weight, float32 (out_features,), or in int8_weight_only bfloat16 (out_features, groups of
-            GROUP in_features); read-only; None of others.
-        input_scale: what the columns of the input are multiplied by before they are rounded to int8, float32
-            (in_features,), read-only; None where they are not.
+            GROUP in_features); read-only; None for other weights.
+        input_scale: the factors of the input's columns before they are rounded to int8, float32 (in_features,),
+            read-only; None without factors.
         is_grouped: whether it is in int8_weight_only: inputs stay float32.
     """
 
@@ -40,31 +40,31 @@ class PreparedWeight:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out_features, in_features)."""
+        """Return (out_features, in_features)."""
         return self.out_features, self.in_features
 
     @property
     def takes_float32(self) -> bool:
-        """True for a low-precision form, which multiplies float32 inputs and gives float32."""
+        """Return True for a low-precision form, which multiplies float32 inputs and gives float32."""
         return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
 
     def to_array(self) -> Any:
-        """The weight as it was given, (out_features, in_features), as a NumPy or CuPy array; int8 comes as float32."""
+        """Return the weight as given, (out_features, in_features), as a NumPy or CuPy array, float32 for int8."""
         stored = self._stored()
         return stored if self.scale is None else dequantized(stored, self.scale, self.input_scale)
 
     def integers(self) -> np.ndarray:
-        """The int8 values of an int8 weight, (out_features, in_features); `scale` belongs to them."""
+        """Return the values of an int8 weight, int8 (out_features, in_features), without `scale`."""
         if self.dtype != np.int8:
             raise TypeError(f"this weight is prepared as {self.dtype}, expected int8")
         return self._stored()
 
     def _stored(self) -> Any:
-        """A copy of the values in the weight's dtype, (out_features, in_features)."""
+        """Return a copy of the values in the weight's dtype, (out_features, in_features)."""
         raise NotImplementedError
 
     def parts(self, count: int) -> list["PreparedWeight"]:
-        """Return the weights of `count` equal shares of the rows; made once, without a copy where that is possible."""
+        """Return the weights of `count` equal shares of the rows; made once, without a copy if possible."""
         if len(self._parts) != count:
             size = self.out_features // count
             self._parts = self._split([slice(part * size, (part + 1) * size) for part in range(count)])
@@ -81,7 +81,7 @@ class PreparedWeight:
 
 
 def _read_only(array: Any) -> Any:
-    """A copy that cannot be written to; None of None."""
+    """Return a read-only copy; None for None."""
     if array is None:
         return None
     copy = np.array(array)
@@ -95,12 +95,12 @@ def is_grouped(scale: Any) -> bool:
 
 
 def group_count(in_features: int) -> int:
-    """Return the number of groups of so many values."""
+    """Return the number of groups of `in_features` values."""
     return -(-in_features // GROUP)
 
 
 def dequantized(values: np.ndarray, scale: np.ndarray, input_scale: np.ndarray | None = None) -> np.ndarray:
-    """The float32 weight that int8 values stand for, of the scales of a PreparedWeight."""
+    """Return the float32 weight for int8 values and the scales of a PreparedWeight."""
     if is_grouped(scale):
         return values * np.repeat(scale.astype(np.float32), GROUP, axis=1)[:, : values.shape[1]]
     weight = values * scale[:, None]

@@ -10,7 +10,7 @@ g = grad_output, are
 Low precision, for a float32 input and a weight prepared as such:
 
     bfloat16   the input is rounded to bfloat16, too; products and sums are float32. Backward likewise: g and the input
-               are rounded in grad_input and grad_weight, and g is not in grad_bias. CPUs without fast products of
+    are rounded for grad_input and grad_weight, but g is not rounded for grad_bias. CPUs without fast products of
                bfloat16 widen the weight (backend numba): there neither the input nor g is rounded.
     int8       the weight is values * scale, one scale for each output channel (`quantize_weight`), and the input is
                (levels - zero) * step, one zero and step for each row (`quantize_rows`), so that a row's result does not
@@ -27,11 +27,11 @@ from ..activation import reference as _activation
 from ..precision import bfloat16, ieee_arithmetic, sum_rows, widen
 from .prepared import GROUP, PreparedWeight, dequantized, group_count
 
-STEPS = 254  # of a row's 256 levels: with 255, zero + the greatest level could round up to 256
+STEPS = 254  # between the levels of a row: with 255, zero + the greatest level could round up to 256
 
 
 class ReferenceWeight(PreparedWeight):
-    """A weight of its own: a C-contiguous copy that later changes to the original array do not reach."""
+    """A C-contiguous copy of a weight, independent of later changes to the original array."""
 
     backend = "numpy"
 
@@ -53,13 +53,13 @@ def prepare_weight(weight, scale, input_scale):
 
 @ieee_arithmetic
 def round_weight(weight):
-    """The weight rounded to bfloat16."""
+    """Return the weight rounded to bfloat16."""
     return weight.astype(bfloat16())
 
 
 @ieee_arithmetic
 def quantize_weight(weight):
-    """(values int8 in -127..127, scale float32) of a finite weight, symmetric for each row (output channel)."""
+    """Return (values int8 in -127..127, scale float32) of a finite weight, symmetric for each row (output channel)."""
     wide = np.asarray(weight, np.float32)
     scale = np.abs(wide).max(axis=1, initial=0) / np.float32(127)
     values = np.rint(wide / np.where(scale == 0, 1, scale)[:, None])
@@ -68,9 +68,9 @@ def quantize_weight(weight):
 
 @ieee_arithmetic
 def quantize_groups(weight):
-    """(values int8 in -127..127, scale bfloat16 (rows, groups)) of a finite weight, symmetric for each group of GROUP.
+    """Return int8 values in -127..127 and bfloat16 scales (rows, groups) of a finite weight, symmetric for each group.
 
-    Values are rounded by the scale as it is stored. float16 would end at 6e-8; float32 is no nearer to the weight.
+    Values are divided by the stored scale. Scales in float16 would end at 6e-8; float32 would be no more accurate.
     """
     rows, columns = weight.shape
     groups = np.zeros((rows, group_count(columns), GROUP), np.float32)
@@ -84,13 +84,13 @@ def quantize_groups(weight):
 
 @ieee_arithmetic
 def quantize_rows(x):
-    """(levels, zero, step) of float32 rows: x is about (levels - zero) * step, levels 0 to 255, zeros exact.
+    """Return (levels, zero, step) of float32 rows: x is about (levels - zero) * step, levels 0 to 255, zeros exact.
 
     All are float32 arrays, zero and step (rows, 1); a row with inf or NaN, or whose range overflows, has step NaN.
     """
     low, high = (limit(x, axis=1, initial=0, keepdims=True) for limit in (np.min, np.max))
     span = high - low
-    usable = np.isfinite(span) & (span >= np.finfo(np.float32).tiny * STEPS)  # where the inverse is finite
+    usable = np.isfinite(span) & (span >= np.finfo(np.float32).tiny * STEPS)  # those with a finite inverse
     inverse = np.where(usable, np.float32(STEPS) / np.where(usable, span, 1), np.float32(0))
     zero = np.rint(-np.where(usable, low, 0) * inverse)
     levels = np.rint(np.where(usable, x, 0) * inverse) + zero
@@ -99,7 +99,7 @@ def quantize_rows(x):
 
 @ieee_arithmetic
 def linear(input, weight, bias, activation, residual):
-    """(rows, in_features) to (rows, out_features); bias is (out_features,), residual (rows, out_features), or None."""
+    """Return (rows, out_features); bias, (out_features,), and residual, of the output's shape, may be None."""
     output = _product(input, weight)
     if bias is not None:
         output = output + widen(bias)
@@ -112,7 +112,7 @@ def linear(input, weight, bias, activation, residual):
 
 @ieee_arithmetic
 def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
-    """(grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`."""
+    """Return (grad_input, grad_weight or None, grad_bias or None), the last two in `dtype`."""
     grad_bias = None if bias is None else sum_rows(widen(grad_output)).astype(dtype)
     grad, x, w = widen(_rounded(grad_output, weight)), widen(_rounded(input, weight)), _widened(weight)
     grad_weight = np.asarray(grad.T @ x, dtype) if needs_weight else None
@@ -121,7 +121,7 @@ def linear_backward(grad_output, input, weight, bias, needs_weight, dtype):
 
 @ieee_arithmetic
 def linear_weight_gradient(grad_output, input, dtype, add_to):
-    """grad_output.T @ input in `dtype`, or added to the array `add_to`, which has it, if that is not None."""
+    """Return grad_output.T @ input in `dtype`, added to the array `add_to` of that dtype if it is not None."""
     product = widen(grad_output).T @ widen(input)
     if add_to is None:
         return product.astype(dtype, copy=False)
@@ -132,14 +132,14 @@ def linear_weight_gradient(grad_output, input, dtype, add_to):
 def _product(input, weight):
     if weight.dtype == np.int8 and not weight.is_grouped:
         levels, zero, step = quantize_rows(input if weight.input_scale is None else input * weight.input_scale)
-        values = weight.array.astype(np.float64)  # sums of integers are exact in it
+        values = weight.array.astype(np.float64)  # exact for sums of integers
         sums = levels.astype(np.float64) @ values.T - zero * values.sum(axis=1)
         return sums.astype(np.float32) * (step * weight.scale)
     return widen(_rounded(input, weight)) @ _widened(weight).T
 
 
 def _rounded(rows, weight):
-    """float32 rows in bfloat16 where the weight is; others as they are."""
+    """Return float32 rows rounded to bfloat16 if the weight is bfloat16, else unchanged."""
     return rows if weight.dtype in (rows.dtype, np.int8) else rows.astype(weight.dtype)
 
 

@@ -1,7 +1,7 @@
-"""The LSTM on the CPU: a step takes the sequences of a task together, longest first, by tiles of vectors.
+"""The LSTM on the CPU: a step computes all sequences of a task together, longest first, by tiles of vectors.
 
-The recurrent weight is packed into panels once. Directions, and shares of the sequences, are tasks of their own: no
-thread waits for another between steps.
+The recurrent weight is packed into panels once. Directions, and shares of the sequences, are separate tasks: no thread
+waits for another between steps.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ def lstm_backward(grad_output, weight, cu_seqlens, output, gates, cells):
 
 
 def _longest_first(cu_seqlens):
-    """Return the first tokens and the lengths of the sequences that have tokens."""
+    """Return the first tokens and the lengths of the sequences with tokens, longest first."""
     lengths = np.diff(cu_seqlens)
     order = np.argsort(-lengths, kind="stable")
     order = order[lengths[order] > 0]
@@ -60,7 +60,7 @@ def _longest_first(cu_seqlens):
 
 
 def _plan(weight, sequences, tokens):
-    """Return the number of jobs, a share of the sequences in one direction each, the tasks, and their scratch."""
+    """Return the number of jobs (a share of the sequences in one direction), the tasks, and their scratch."""
     directions, units, hidden = weight.shape
     groups = max(1, min(sequences, num_threads() // directions))
     rows, width, jobs = -(-sequences // groups) + TILE_ROWS, _width(weight.dtype), groups * directions

@@ -1,6 +1,6 @@
 """The LSTM on CUDA: float32, float16 and bfloat16, in float32; the definition is in reference.py.
 
-The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the tokens.
+The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the number of tokens.
 """
 
 import numpy as np
@@ -41,7 +41,7 @@ def lstm_backward(grad_output, weight, cu_seqlens, output, gates, cells):
 
 
 def _launch(kernel, hidden, threads, args):
-    """Run `kernel` by about so many threads for each sequence and direction; args[2] are the offsets."""
+    """Run `kernel` with about `threads` threads for each sequence and direction; args[2] holds the offsets."""
     weight, sequences = args[1], len(args[2]) - 1
     if not (len(args[0]) and sequences and hidden):
         return

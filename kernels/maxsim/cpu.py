@@ -1,8 +1,8 @@
-"""Late interaction on the CPU: products by tiles of vectors, whose columns are query tokens, one in each lane.
+"""Late interaction on the CPU: products by tiles of vectors, whose columns are query tokens, one per lane.
 
-Queries are packed into panels once. A task takes pairs of a document and a panel: it multiplies some rows of the
+Queries are packed into panels once. A task computes pairs of a document and a panel: it multiplies some rows of the
 document at a time with the panel, and keeps the maximum of each column in registers while the products are in the
-first-level cache. So no product reaches memory, and no lane is combined with another.
+first-level cache. So no product is written to memory, and lanes are never combined.
 """
 
 import numpy as np
@@ -67,7 +67,7 @@ def _pack(query, tokens, dim, panels, task, tasks):
 
 @helper
 def _take(products, at, row, value, place):
-    """Return the higher of `value` and a vector of products, and the row of it; NaN is higher than all."""
+    """Return the higher of `value` and a vector of products, and its row; NaN is higher than all."""
     new = load(products, at)
     keeps = (new <= value) | (value != value)
     return select(keeps, value, new), select(keeps, place, broadcast(products, row))
@@ -77,7 +77,7 @@ def _take(products, at, row, value, place):
 def _multiply(document, first, rows, dim, base, panel, scratch):
     """Write the products of some rows of the document, which begins at the address `base`, with a panel.
 
-    While a tile is computed, the rows of the next one come into the cache: 1.9 times as fast from main memory.
+    While a tile is computed, the rows of the next one are prefetched, which is 1.9 times as fast from main memory.
     """
     width, row = scratch.shape[1], dim * itemsize(document)
     for i in range(0, rows, TILE_ROWS):
@@ -149,7 +149,7 @@ def _add(source, factor, width, target):
 
 @parallel_kernel
 def _backward(grad, query, document, best, queries, dim, grad_query, grad_document, task, tasks):
-    """A task has query tokens for their gradients, and documents for those of their tokens."""
+    """Compute a task's share of the gradients: of some query tokens, and of the tokens of some documents."""
     documents, tokens = best.shape
     for token in range(share(tokens, task, tasks), share(tokens, task + 1, tasks)):
         for number in range(documents):

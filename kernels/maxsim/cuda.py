@@ -1,6 +1,6 @@
 """Late interaction on CUDA: float32, float16 and bfloat16, in float32; the definition is in reference.py.
 
-The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the tokens.
+The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the number of tokens.
 """
 
 import numpy as np

@@ -2,7 +2,7 @@
 
     score = sum_i max_j q_i . d_j
 
-and 0 for a document without tokens. The gradient goes to each q_i and to the first d_j that is its maximum.
+and 0 for a document without tokens. The gradient goes to each q_i and to the first d_j with the maximum.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""One step of Muon on the CPU: the definition, its products by linear's own function.
+"""One step of Muon on the CPU: the definition, with the products of linear's CPU implementation.
 
-There are 15 products a matrix, which are small: the checks of the public function took a tenth of a step.
+Each matrix needs 15 small products: the checks of the public function would take a tenth of a step.
 """
 
 from ..linear.cpu import linear

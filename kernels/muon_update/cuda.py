@@ -29,7 +29,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
 
 
 def _update(xp, sets, beta, kept, rate, grad_scale):
-    """Update matrices of one shape, which decay to `kept` of themselves."""
+    """Update matrices of one shape, whose values first decay by the factor `kept`."""
     directions, x = xp.empty((2, len(sets), *sets[0][0].shape), np.float32)
     table = table_of([(*arrays, direction) for arrays, direction in zip(sets, directions, strict=True)])
     sums = xp.empty(table.chunks, np.float64)

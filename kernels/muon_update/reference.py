@@ -1,4 +1,4 @@
-"""One step of Muon, in place; the formulas stand in the contract, the sources too."""
+"""One step of Muon, in place; formulas and sources are in the contract (__init__.py)."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
 
 @ieee_arithmetic
 def update(sets, lr, beta, weight_decay, grad_scale, product):
-    """`muon_update`, where product(left, right, addend) is left @ right.T + addend, which may be None."""
+    """Do `muon_update`; product(left, right, addend) is left @ right.T + addend, which may be None."""
     if grad_scale is not None and not np.isfinite(grad_scale):
         return
     for parameter, grad, momentum in sets:
@@ -27,7 +27,7 @@ def update(sets, lr, beta, weight_decay, grad_scale, product):
 
 
 def orthogonalized(matrix, product):
-    """A matrix with the singular vectors of `matrix` and singular values near 1."""
+    """Return a matrix with the singular vectors of `matrix` and singular values near 1."""
     if not matrix.size:
         return matrix
     if matrix.shape[0] > matrix.shape[1]:

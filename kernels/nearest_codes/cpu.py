@@ -1,7 +1,7 @@
 """The nearest codes on the CPU: one pass over the corpus, in blocks that stay in the first-level cache for all queries.
 
-A task takes a part of the corpus and keeps a heap of keys for each query. A key is one integer, whose order is that of
-the results: the distance, or minus the dot product, and in its lower 32 bits the row.
+A task searches a part of the corpus and keeps a heap of keys for each query. A key is one integer, and the order of
+keys is that of the results: the distance, or minus the dot product, with the row in the lower 32 bits.
 """
 
 import numpy as np
@@ -117,7 +117,7 @@ def _shift(query, size):
 
 @helper
 def _keep(keys, key):
-    """Put a key in the place of the greatest of a heap."""
+    """Replace the greatest key of a heap."""
     at, child = 0, 1
     while child < len(keys):
         if child + 1 < len(keys) and keys[child + 1] > keys[child]:

@@ -1,4 +1,4 @@
-"""Pooling on the CPU: sums over tokens in vectors, one sequence after the other; other modes by the definition."""
+"""Pooling on the CPU: sums over tokens in vectors, one sequence after the other; other modes use the definition."""
 
 from .._numba import as_kernel_array, empty, parallel_kernel
 from .._numba.rows import add_lines, flat, share, task_count

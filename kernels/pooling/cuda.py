@@ -1,6 +1,6 @@
 """Pooling on CUDA: float32, float16 and bfloat16, in float32; the definition is in reference.py.
 
-The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the tokens.
+The offsets stay on the GPU, so that the host does not wait: they are not checked, but clamped to the number of tokens.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def pooling_backward(grad_output, input, cu_seqlens, mode, skipped):
 
 
 def _launch(direction, input, sources, cu_seqlens, target, mode, skipped):
-    """Launch over `sources`, the arrays that are read, of any strides, and `target`, which is written."""
+    """Launch a kernel that reads the `sources`, arrays of any strides, and writes `target`."""
     sequences, (tokens, width) = len(cu_seqlens) - 1, input.shape
     if not sequences or not width:
         return

@@ -2,7 +2,7 @@
 
     mean                  (x_1 + .. + x_n) / n
     mean_sqrt_len_tokens  (x_1 + .. + x_n) / sqrt(n)
-    weightedmean          (w_1 x_1 + .. + w_n x_n) / (w_1 + .. + w_n), w the token's place in the sequence, from 1
+    weightedmean          (w_1 x_1 + .. + w_n x_n) / (w_1 + .. + w_n), w the token's position in the sequence, from 1
     cls, lasttoken        x_1, x_n
     max                   the largest of each column
 
@@ -16,7 +16,7 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def pooling(input, cu_seqlens, mode, skipped, dtype):
-    """(sequences, width) of `dtype`, from (tokens, width) and (sequences + 1,) offsets."""
+    """Return (sequences, width) of `dtype`, from (tokens, width) and (sequences + 1,) offsets."""
     x = widen(input)
     output = np.zeros((len(cu_seqlens) - 1, x.shape[1]), x.dtype)
     for sequence, (first, last) in enumerate(counted(cu_seqlens, mode, skipped)):
@@ -32,7 +32,7 @@ def pooling(input, cu_seqlens, mode, skipped, dtype):
 
 @ieee_arithmetic
 def pooling_backward(grad_output, input, cu_seqlens, mode, skipped):
-    """The gradient of (tokens, width) from that of (sequences, width)."""
+    """Return the gradient of (tokens, width) from that of (sequences, width)."""
     x, grad = widen(input), widen(grad_output)
     grad_input = np.zeros(x.shape, x.dtype)
     for sequence, (first, last) in enumerate(counted(cu_seqlens, mode, skipped)):
@@ -48,7 +48,7 @@ def pooling_backward(grad_output, input, cu_seqlens, mode, skipped):
 
 
 def counted(cu_seqlens, mode, skipped):
-    """(first, last) of the tokens of each sequence that count; "cls" and "lasttoken" count one."""
+    """Return (first, last) of the tokens of each sequence that count; "cls" and "lasttoken" count one."""
     for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
         first = min(start + skipped, stop)
         if mode == "cls":
@@ -58,7 +58,7 @@ def counted(cu_seqlens, mode, skipped):
 
 
 def weights_of(mode, count, skipped, dtype):
-    """((count, 1) weights of the tokens that count, or None for 1, and what the sum is divided by)."""
+    """Return ((count, 1) weights of the tokens that count, or None for ones; the divisor of the sum)."""
     if mode == "weightedmean":
         weights = np.arange(skipped + 1, skipped + count + 1, dtype=dtype)[:, None]
         return weights, weights.sum()

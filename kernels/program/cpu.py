@@ -1,7 +1,7 @@
 """The compiled code that runs a program's steps, one parallel region after another, in one call.
 
-An operation that can be a step has in its cpu.py, its cpu/step.py or rows.py: `STEP`, the dtype of the records of its
-steps, `deferred_<name>`, which notes a step, and `run_step`, which runs one in compiled code. All are listed here.
+An operation that can be a step defines in its cpu.py, its cpu/step.py or rows.py: `STEP`, the dtype of the records of
+its steps, `deferred_<name>`, which records a step, and `run_step`, compiled code that runs one. All are listed here.
 """
 
 import numpy as np
@@ -30,11 +30,11 @@ DEFERRED_FORMS = {
 _KINDS = linear.STEP, rows.STEP, rotary.STEP, attention.STEP
 _LINEAR, _ROWS, _ROTARY, _ATTENTION = range(len(_KINDS))
 _INDEX = np.dtype([("kind", np.int64), ("record", np.int64), ("tasks", np.int64)])
-_LINE = 8  # int64: counters of different steps share no cache line
+_LINE = 8  # int64; the counters of different steps share no cache line
 
 
 class StepTable:
-    """Steps as compiled code reads them: the kind of each, and its index among the records of that kind.
+    """Steps in the form that compiled code reads: the kind of each, and its index among the records of that kind.
 
     `storage` is a typed scalar of the weights' storage, or None without weights.
     """

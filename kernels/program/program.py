@@ -30,19 +30,19 @@ def _values(kind: np.dtype) -> itemgetter:
 
 @functools.cache
 def _compiled() -> ModuleType:
-    """Import the module that loads Numba, when the first operation is noted."""
+    """Import the module that loads Numba, when the first operation is recorded."""
     return importlib.import_module(".cpu", __package__)
 
 
 class Program:
-    """Steps that run together, noted by one thread."""
+    """Steps that run together, recorded by one thread."""
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.used: list[Any] = []  # keeps alive what the steps read by address
+        self.used: list[Any] = []  # keeps alive the arrays that the steps read by address
         self.nbytes = 0  # of all memory for results
-        self.has_run = False  # or was asked to
-        self.storage: Any = None  # of the weights (linear/cpu/step.py), once a step has weights
+        self.has_run = False  # also True if a run was interrupted
+        self.storage: Any = None  # of the weights (linear/cpu/step.py), once a step uses weights
         self._idle: list[np.ndarray] = []
 
     def enter(self, array: np.ndarray) -> Deferred:
@@ -52,7 +52,7 @@ class Program:
         return Deferred(self, array, memory)
 
     def call(self, module: Any, function: str, *args: Any) -> Any:
-        """Note a step for `function` of an implementation, or compute it at once if it cannot be noted."""
+        """Record a step for `function` of an implementation, or compute it at once if it cannot be recorded."""
         given = list(args)
         for place, arg in enumerate(args):
             if type(arg) is Deferred and arg.recorder is not self:
@@ -92,7 +92,7 @@ class Program:
         return array.__array_interface__["data"][0]
 
     def takes(self, storage: Any) -> bool:
-        """Return whether weights are stored as `storage`, a typed scalar; the first call decides."""
+        """Return whether weights are stored as `storage`, a typed scalar; the first call sets it."""
         if self.storage is None:
             self.storage = storage
         return type(self.storage) is type(storage)  # typed zeros are all equal
@@ -104,13 +104,13 @@ class Program:
         self.steps.append(Step(kind, tasks, _values(kind)(fields)))
 
     def table(self) -> Any:
-        """The steps as compiled code reads them (cpu.py)."""
+        """Return the steps in the form that compiled code reads (cpu.py)."""
         return _compiled().StepTable(self.steps, self.storage)
 
     def run(self) -> None:
-        """Run the steps noted so far."""
+        """Run the steps recorded so far."""
         self.has_run = True
         if self.steps:
             self.table().run()
-            self.steps = []  # not before: an interrupted run starts again from the first step
+            self.steps = []  # only now: an interrupted run starts again from the first step
             self.used.clear()

@@ -1,4 +1,4 @@
-"""Programs kept for shapes that come again."""
+"""Programs kept for shapes that recur."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Build = Callable[..., Any]
 
 
 class _Recording:
-    """A program that can run again with other values of the same shapes, in its own memory."""
+    """A program that can run again with new values of the same shapes, in its own memory."""
 
     def __init__(self, build: Build, arrays: Sequence[np.ndarray | None]):
         *entered, offsets = arrays
@@ -28,7 +28,7 @@ class _Recording:
         self._used, self.nbytes = program.used, program.nbytes
 
     def run(self, arrays: Sequence[np.ndarray | None]) -> np.ndarray:
-        """Return the result for these values, or, if it cannot run again, for the recorded ones."""
+        """Return the result for these values or, if the program cannot run again, for the recorded ones."""
         if self._table is None:
             return computed(self._output)
         for own, array in zip(self._arrays, arrays, strict=True):
@@ -39,7 +39,7 @@ class _Recording:
 
 
 def _as_entered(array: np.ndarray | None, copy: bool) -> np.ndarray | None:
-    """Return activations in float32 and ids in int64, as steps read them."""
+    """Return activations in float32 and ids in int64, the dtypes that steps read."""
     return None if array is None else array.astype(np.int64 if array.dtype.kind in "iu" else np.float32, copy=copy)
 
 
@@ -50,34 +50,34 @@ def _built(program: Program, build: Build, arrays: Sequence[np.ndarray | None]) 
 
 
 def is_complete(program: Program, output: Any) -> bool:
-    """Return whether all operations that lead to `output` were noted, and none was computed at once."""
+    """Return whether all operations that lead to `output` were recorded, and none was computed at once."""
     return type(output) is Deferred and not program.has_run
 
 
 class Recordings:
-    """Programs kept for the shapes that come again, so that a small batch costs one call of compiled code.
+    """Programs kept for recurring shapes, so that a small batch costs one call of compiled code.
 
-    Noting the operations of BERT-base takes 2.5 ms of Python, a text of 16 tokens in int8 4 ms of computing. A program
-    is kept from the second time on that its shapes are seen, if all of it can be noted; the memory of all is bounded by
-    MOST_KEPT.
+    Recording the operations of BERT-base takes 2.5 ms of Python, computing a text of 16 tokens in int8 takes 4 ms. A
+    program is kept from the second occurrence of its shapes on, if all of it can be recorded; MOST_KEPT limits the
+    memory of all.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Any, list[_Recording]] = {}  # those that no thread runs; the last used are the last
+        self._kept: dict[Any, list[_Recording]] = {}  # those that no thread runs, the last used at the end
         self._seen: dict[Any, bool] = {}  # whether a program of these shapes can be kept
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recordings, ()  # a copy has arrays at other addresses
 
     def run(self, key: Any, build: Build, *arrays: np.ndarray | None) -> np.ndarray:
-        """build(*arrays), computed as a program.
+        """Return the result of build(*arrays), computed as a program.
 
         Args:
-            key: what the program depends on beside the shapes (number of threads).
-            build: calls the operations, the same ones for the same shapes; it takes Deferreds or arrays, and reads the
-                values of neither.
+            key: the values that the program depends on in addition to the shapes (number of threads).
+            build: calls the operations, the same ones for the same shapes; it gets Deferreds or arrays, and must not
+                read their values.
             arrays: float32 activations or ids, or None, which become Deferreds, and last the int32 offsets of the
-                sequences, which stay an array: they must be right, for nothing checks them here.
+                sequences, which stay an array and must be correct, because they are not checked here.
         """
         key = key, *[None if array is None else array.shape for array in arrays]
         recording = self._take(key)
@@ -99,7 +99,7 @@ class Recordings:
         return result
 
     def _take(self, key: Any) -> _Recording | None:
-        """One that no other thread runs; its shapes become those that were used last."""
+        """Return a recording that no other thread runs; its shapes become the last used."""
         waiting = self._kept.pop(key, None)
         found = waiting.pop() if waiting else None
         if waiting:

@@ -1,4 +1,4 @@
-"""Operations that compute row by row, as one kind of step: `embedding`, norms, `affine` and `gated_activation`.
+"""Operations that compute row by row as one kind of step: `embedding`, norms, `affine` and `gated_activation`.
 
 All compute in float32; a table of embeddings may be bfloat16.
 """
@@ -27,7 +27,7 @@ STEP = record(
     ("weight", ADDRESS),
     ("bias", ADDRESS),
     ("eps", np.float64),
-    ("form", np.bool_),  # whether a norm is centred; a gate comes first; a table is bfloat16
+    ("form", np.bool_),  # whether a norm is centred, a gate comes first, or a table is bfloat16
     ("activation", np.intp),
     ("stride", np.intp),  # of a table's rows, in bytes
     ("output", ADDRESS),
@@ -35,7 +35,7 @@ STEP = record(
 
 
 def deferred_embedding(program, input, weight):
-    """Note a step of `embedding` for int64 ids; return None if that is impossible."""
+    """Record a step of `embedding` for int64 ids; return None if that is impossible."""
     is_half = is_bfloat16(weight.dtype)
     if type(input) is not Deferred or type(weight) is Deferred or not (is_half or weight.dtype == np.float32):
         return None
@@ -46,12 +46,12 @@ def deferred_embedding(program, input, weight):
 
 
 def deferred_layer_norm(program, input, weight, bias, eps, residual):
-    """Note a step of `layer_norm`; return None if that is impossible."""
+    """Record a step of `layer_norm`; return None if that is impossible."""
     return _note_norm(program, input, weight, bias, eps, residual, True)
 
 
 def deferred_rms_norm(program, input, weight, eps, residual):
-    """Note a step of `rms_norm`; return None if that is impossible."""
+    """Record a step of `rms_norm`; return None if that is impossible."""
     return _note_norm(program, input, weight, None, eps, residual, False)
 
 
@@ -63,12 +63,12 @@ def _note_norm(program, input, weight, bias, eps, residual, is_centred):
 
 
 def deferred_affine(program, input, weight, bias, residual):
-    """Note a step of `affine`; return None if that is impossible."""
+    """Record a step of `affine`; return None if that is impossible."""
     return _note(program, AFFINE, input, input.shape[-1], residual=residual, weight=weight, bias=bias)
 
 
 def deferred_gated_activation(program, input, activation, gate):
-    """Note a step of `gated_activation`; return None if that is impossible."""
+    """Record a step of `gated_activation`; return None if that is impossible."""
     numbers = {"form": gate == "first", "activation": activation_code(activation)}
     return _note(program, GATED_ACTIVATION, input, input.shape[-1] // 2, **numbers)
 
@@ -101,7 +101,7 @@ def run_step(step, task, tasks):
         if step.form:
             halves = array_at(step.output, (rows * width,), UINT32)
             gather_rows(step.weight, step.stride, BFLOAT16, ids, halves, first, last)
-        else:  # bytes have no alignment: a file may be mapped at an odd address
+        else:  # bytes need no alignment: a file may be mapped at an odd address
             whole = array_at(step.output, (4 * rows * width,), UINT8)
             gather_rows(step.weight, step.stride, UINT8, ids, whole, first, last)
         return

@@ -1,4 +1,4 @@
-"""RMS norm on the CPU: the kernels of _numba/norms.py, whose mean is 0."""
+"""RMS norm on the CPU: the kernels of _numba/norms.py with a mean of 0."""
 
 from .._numba.norms import normalise, normalise_backward
 

@@ -20,14 +20,14 @@ from ..precision import ieee_arithmetic, sum_rows, widen
 
 @ieee_arithmetic
 def rms_norm(input, weight, eps, residual):
-    """RMS norm of (..., width); weight is (width,) or None, residual has the shape of input or is None."""
+    """Return the RMS norm of (..., width); weight is (width,) or None, residual has the shape of input or is None."""
     output, _ = normalise(sum_with_residual(input, residual), eps, centred=False)
     return np.asarray(output if weight is None else output * widen(weight), input.dtype)
 
 
 @ieee_arithmetic
 def rms_norm_backward(grad_output, input, weight, eps, residual):
-    """(grad_input, grad_weight or None); the mean square is computed again from the input."""
+    """Return (grad_input, grad_weight or None); the mean square is computed again from the input."""
     normalised, inverse_deviation = normalise(sum_with_residual(input, residual), eps, centred=False)
     grad = widen(grad_output)
     grad_weight = None if weight is None else sum_rows(grad * normalised).astype(weight.dtype)

@@ -16,7 +16,7 @@ GRAIN = 1 << 16
 
 
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """Rotate (tokens, ..., head_dim) by rows `positions` of the tables, or by the row of each token's place."""
+    """Rotate (tokens, ..., head_dim) by rows `positions` of the tables, or by the row of each token's position."""
     return _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, 1)
 
 
@@ -69,7 +69,7 @@ def _turn_vector(x, c, s, sign, out, half, i, inside):
 
 @inline_helper
 def _turn_halves(x, c, s, sign, out, half):
-    """Rotate pairs that lie half a head apart."""
+    """Rotate pairs that are half a head apart."""
     full = half - half % lanes(x)
     everywhere = first_lanes(x, lanes(x))
     for i in range(0, full, lanes(x)):
@@ -117,7 +117,7 @@ def _row(place, token, part, head, like):
 
 @parallel_kernel
 def _rotate(cos, sin, offsets, positions, plan, task, tasks):
-    """`plan`: an array of one PLAN."""
+    """Rotate a task's share of the tokens; `plan` is an array of one PLAN."""
     tokens = plan[0].tokens
     first, last = share(tokens, task, tasks), share(tokens, task + 1, tasks)
     rotate_tokens(cos, sin, offsets, positions, plan[0], first, last)
@@ -129,9 +129,9 @@ STEP = record(("plan", PLAN), ("cos", ADDRESS), ("sin", ADDRESS), ("cu_seqlens",
 
 
 def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """Note a step of `rotary` in float32; return None if that is impossible.
+    """Record a step of `rotary` in float32; return None if that is impossible.
 
-    The tables need a row for each token, because the sequences may have other lengths when the program runs again.
+    The tables need as many rows as there are tokens, because the lengths of the sequences may change between runs.
     """
     if type(input) is not Deferred or input.dtype != np.float32 or not input.size or positions is not None:
         return None
@@ -152,7 +152,7 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
         sequences=len(cu_seqlens) - 1,
     )
     for array in (input, target):
-        program.address(array)  # which keeps it alive
+        program.address(array)  # keeps it alive
     return target
 
 

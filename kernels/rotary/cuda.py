@@ -1,6 +1,6 @@
 """Rotary position embeddings on CUDA: float32, float16 and bfloat16, in float32; the definition is in reference.py.
 
-The positions stay on the GPU and are not checked here: one beyond the tables gives NaN.
+The positions stay on the GPU and are not checked here: a position beyond the tables gives NaN.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ KERNELS = _cuda.Module(__file__, "rotary.cu", _cuda.instantiations("rotary_token
 
 
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):
-    """Return (tokens, ..., head_dim) turned by rows `positions` of the tables, or by the row of each token's place."""
+    """Rotate (tokens, ..., head_dim) by rows `positions` of the tables, or by the row of each token's position."""
     return _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, 1)
 
 
@@ -46,6 +46,6 @@ def _turn(input, cos, sin, cu_seqlens, positions, interleaved, inplace, sign):
 
 
 def _strides(array):
-    """Return the elements from a token, a part and a head to the next."""
+    """Return the elements from one token, part and head to the next."""
     steps = [stride // array.itemsize for stride in array.strides[:-1]]
     return tuple(map(np.int64, steps if len(steps) == 3 else (steps[0], 0, steps[1])))

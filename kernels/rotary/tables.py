@@ -1,4 +1,4 @@
-"""The angles of rotary position embeddings, for texts as long as those trained on and for longer ones."""
+"""The angles of rotary position embeddings, for texts of the trained length and for longer ones."""
 
 import math
 
@@ -20,10 +20,10 @@ def rotary_tables(
     trained_length: int | None = None,
     dtype: np.dtype | type = np.float32,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return cos and sin of the angles by which `rotary` turns the pairs of the positions from 0 to length - 1.
+    """Return cos and sin of the angles by which `rotary` rotates the pairs of the positions from 0 to length - 1.
 
-    Pair i of position p turns by p * theta^(-2 i / d), d = rotary_dim; the angles are float64, and rounded as late as
-    in cos and sin. To read texts that are longer than those trained on, `scaling` stretches the positions:
+    The angle of pair i at position p is p * theta^(-2 i / d), d = rotary_dim, in float64; only cos and sin are rounded.
+    For texts longer than those trained on, `scaling` stretches the positions:
 
     - "linear": the angle is divided by factor (Chen et al. 2023, arXiv:2306.15595).
     - "ntk": theta is multiplied by factor, and the angle divided by factor^(2 / d).
@@ -34,7 +34,7 @@ def rotary_tables(
 
     Args:
         length: the number of positions.
-        rotary_dim: how many elements of a head turn; even.
+        rotary_dim: how many elements of a head are rotated; even.
         theta: the base of the angles; positive.
         scaling: None, "linear", "ntk" or "dynamic".
         factor: at least 1.
@@ -45,7 +45,7 @@ def rotary_tables(
         (cos, sin), each (length, rotary_dim / 2).
 
     Raises:
-        TypeError, ValueError: for a number that is not as above, and for those with which the angles are not finite.
+        TypeError, ValueError: for a number that is not as above, and for numbers that make the angles infinite.
     """
     length = checks.integer_number("length", length, minimum=0)
     rotary_dim = checks.integer_number("rotary_dim", rotary_dim, minimum=2)
@@ -66,13 +66,13 @@ def rotary_tables(
     dtype = checks.floating_dtype("dtype", dtype)
     angles = _angles(length, rotary_dim, theta, divisor)
     if not (math.isfinite(theta) and np.isfinite(angles[-1:]).all()):
-        raise ValueError(f"theta is {theta} with a factor of {factor}, expected numbers with which angles are finite")
+        raise ValueError(f"theta is {theta} with a factor of {factor}, expected numbers that keep the angles finite")
     return np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
 
 
 @ieee_arithmetic
 def _angles(length: int, rotary_dim: int, theta: float, divisor: float) -> np.ndarray:
-    """(length, rotary_dim / 2); inf or NaN where they overflow."""
+    """Return the angles, (length, rotary_dim / 2); inf or NaN if they overflow."""
     return np.arange(length)[:, None] * (theta ** (-np.arange(0, rotary_dim, 2) / rotary_dim) / divisor)
 
 
@@ -81,5 +81,5 @@ def _dynamic_stretch(length: int, rotary_dim: int, factor: float, trained_length
     if rotary_dim == 2:  # its only pair does not depend on theta
         return 1.0
     stretch = np.float64(factor * max(length / trained_length, 1.0) - (factor - 1))
-    with np.errstate(over="ignore"):  # inf, which the caller refuses
+    with np.errstate(over="ignore"):  # inf, which the caller rejects
         return float(stretch ** (rotary_dim / (rotary_dim - 2)))

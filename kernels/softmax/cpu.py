@@ -1,4 +1,4 @@
-"""Softmax on the CPU: a row at a time, in three passes over a row that the first-level cache still holds."""
+"""Softmax on the CPU: one row at a time, in three passes while the row is in the first-level cache."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def softmax_backward(grad_output, output, dim):
 
 
 def _along(kernel, dim, *arrays):
-    """Run `kernel` on rows along `dim`; other axes are copied to the last place, and back."""
+    """Run `kernel` on rows along `dim`; other axes are copied to the end, and back."""
     if dim != arrays[0].ndim - 1:
         moved = _along(kernel, arrays[0].ndim - 1, *(np.moveaxis(array, dim, -1) for array in arrays))
         return np.ascontiguousarray(np.moveaxis(moved, -1, dim))
@@ -62,7 +62,7 @@ def _forward_row(x, out, width):
     if full < width:
         total += _exp_step(x, out, full, tail, shift)
     whole = reduce_add(total)
-    factor = 1.0 / whole if whole != 0.0 else 1.0  # 0: every entry was -inf
+    factor = 1.0 / whole if whole != 0.0 else 1.0  # 0 if every entry was -inf
     for i in range(0, full, lanes(x)):
         store(out, i, load(out, i) * factor)
     if full < width:

@@ -1,6 +1,6 @@
 """Softmax on CUDA: float32, float16 and bfloat16, computed in float32; the definition is in reference.py.
 
-The kernels take rows: any other axis is moved to the end and back, at the price of two copies.
+The kernels compute rows: any other axis is moved to the end and back, which takes two copies.
 """
 
 from .. import _cuda

@@ -16,7 +16,7 @@ from ..precision import ieee_arithmetic, widen
 
 @ieee_arithmetic
 def softmax(input, dim):
-    """Softmax of `input` along axis `dim`."""
+    """Return the softmax of `input` along axis `dim`."""
     x = widen(input)
     peak = x.max(axis=dim, keepdims=True, initial=-np.inf)
     exponentials = np.exp(x - np.where(peak == -np.inf, 0, peak))
@@ -26,6 +26,6 @@ def softmax(input, dim):
 
 @ieee_arithmetic
 def softmax_backward(grad_output, output, dim):
-    """Gradient of the softmax input from the gradient of its output and the output itself."""
+    """Return the gradient of the softmax input from the gradient of its output and the output itself."""
     grad, y = widen(grad_output), widen(output)
     return np.asarray(y * (grad - (grad * y).sum(axis=dim, keepdims=True)), output.dtype)

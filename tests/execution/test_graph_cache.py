@@ -167,7 +167,7 @@ def test_memory_from_elsewhere_is_refused_within_a_capture(gpu, table):
 
 def test_a_pass_that_changes_between_its_runs_is_an_error(gpu, table):
     sizes = iter((3, 3, 5))
-    with pytest.raises(NotCaptured, match=r"array 2 of a pass that is captured takes 5 bytes, expected 3 bytes"):
+    with pytest.raises(NotCaptured, match=r"array 2 of a captured pass takes 5 bytes, expected 3 bytes"):
         run(InferenceGraphs(), build_of(table, lambda array: cupy.empty(next(sizes), np.int8)), [1, 2])
     left = iter((True, True, False))
     with pytest.raises(NotCaptured, match="expected none"):
@@ -188,7 +188,7 @@ def test_a_pass_may_keep_what_it_makes_once(gpu, table):
     (workspace,) = workspaces(made)
     assert workspace.block.mem.size == 2 * ALIGNMENT
     kept = []
-    with pytest.raises(NotCaptured, match="keeps 12 bytes beside its results"):
+    with pytest.raises(NotCaptured, match="keeps 12 bytes besides its results"):
         run(InferenceGraphs(), build_of(table, lambda array: kept.append(array[:1] * 1)), [1, 2])
 
 

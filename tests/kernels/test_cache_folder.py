@@ -254,7 +254,7 @@ def test_altered_files_are_not_run(start):
     (kernel,) = start.package.rglob("*.nbc")
     content = kernel.read_bytes()
     kernel.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    refused(start, f"{kernel} has another SHA-256 than digests.json says")
+    refused(start, f"{kernel} has a SHA-256 other than that in digests.json")
 
 
 def test_other_versions_are_compiled(start):

@@ -63,7 +63,7 @@ def flat(function, *args):
 
 
 def test_a_head_that_is_too_wide_is_refused():
-    with pytest.raises(ValueError, match="head_dim 257, the CUDA kernels take at most 256"):
+    with pytest.raises(ValueError, match="head_dim 257, expected at most 256 on CUDA"):
         backward_cuda.check_head_dim(np.empty((1, 1, 1, 257)))
 
 

@@ -41,5 +41,5 @@ def test_sums_that_are_not_rounded(name, dtype, backend):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_it_cannot_be(name):
     x, square, line = np.ones((3, WIDTH), np.float32), np.ones((WIDTH, WIDTH), np.float32), np.ones(WIDTH, np.float32)
-    with pytest.raises(TypeError, match="dtype is float16, expected float32 beside an input of float32"):
+    with pytest.raises(TypeError, match="dtype is float16, expected float32 for an input of float32"):
         CALLS[name](x, square, line, dtype="float16")

@@ -143,7 +143,7 @@ def test_what_is_refused():
         (grad,) = torch.autograd.grad(F.softmax(x).square().sum(), x, create_graph=True)
         refuses(RuntimeError, "once_differentiable", grad.sum().backward)
         heads = tensor(1, 2, 5, 4)
-        with pytest.raises(ValueError, match="attn_mask requires a gradient, and there is none for it"):
+        with pytest.raises(ValueError, match="attn_mask requires a gradient, but the kernel has none"):
             F.attention(heads, heads, heads, attn_mask=tensor(5, 5))
         refuses(TypeError, "input is of type list, expected a PyTorch tensor", F.softmax, [1.0, 2.0])
         refuses(TypeError, "weight is of type ndarray, expected a PyTorch tensor", F.linear, x, np.ones((3, 5)))

@@ -1,12 +1,12 @@
 """The product of rows with packed panels on AMX tiles, of bfloat16 and of bytes.
 
-Panels are 32 columns wide, and rows of the left operand lie in strips (low_precision). Both depths are padded to whole
-tiles: bfloat16 with zeros, bytes on the right only. Rows beyond the last one may hold anything.
+Panels are 32 columns wide, and rows of the left operand are stored in strips (low_precision). Both depths are padded to
+whole tiles: bfloat16 with zeros, bytes on the right only. Rows beyond the last one may hold anything.
 
-A block of sums is 2 x 2 tiles, 32 rows and 32 columns, which stays in registers for all of the depth. The complete
-block goes to scratch, and on to the output during the next block: bias, activation and stores then run beside the tile
-unit, and operands are prefetched meanwhile. A task is as many rows as fit the second-level cache, times a panel; the
-panel of the next task is prefetched meanwhile. The order of a sum depends on the depth alone.
+A block of sums is 2 x 2 tiles, 32 rows and 32 columns, which stay in registers for the whole depth. The complete block
+is written to scratch, and to the output during the next block: bias, activation, stores and prefetches then run while
+the tile unit works. A task multiplies as many rows as fit in the second-level cache with one panel, and prefetches the
+panel of the next task. The order of a sum depends on the depth alone.
 """
 
 from llvmlite import ir
@@ -103,9 +103,9 @@ def _make_product(multiply):
     """Make the product by one of the tile instructions.
 
     run(x, depth, panels, output, epilogue, scaling, counter, scratch): compute tasks of output = activation(x @ panels
-    + bias) + residual until none is left.
+    + bias) + residual until all are done.
 
-    x: an array of strips, `depth` words of each row, a multiple of TILE_WORDS.
+    x: an array of strips; each row has `depth` words, a multiple of TILE_WORDS.
     panels: (panels, depth, PANEL_COLUMNS), in words along the depth.
     epilogue, scaling: as for `run_product` (products).
     counter: the number of tasks taken so far.

@@ -4,7 +4,7 @@ A tile is 16 rows of 64 bytes: of a left operand 16 rows of 16 words, of a right
 columns, of sums 16 x 16 float32 or int32. A word is two bfloat16 or four bytes, neighbours along the depth
 (products/dot.py). There are eight tiles, whose numbers are literals because they are part of the instructions.
 
-    begin_tiles(state)                                  before any other, in the thread that computes
+    begin_tiles(state)                                  before all others, in the thread that computes
     zero_tile(state, n)
     load_tile(state, n, source, stride)                 16 rows at a pointer, `stride` bytes apart
     store_tile(state, n, target, stride)

@@ -1,10 +1,10 @@
 """The disk cache of compiled kernels, and a message to the user when they have to be compiled.
 
-Each kernel and signature has a file of its own, named by a digest of what it depends on: the code of its module and all
-modules that it imports (sources.py; Numba itself would miss changes in other files), argument types, CPU and features,
-level, and versions of Python, Numba and llvmlite. Any number of processes may fill one cache, machines and versions of
-this package may share it, and a read-only cache works as well. What another user could have written is neither read nor
-replaced. Files unused for UNUSED_DAYS are deleted. A kernel that is missing may be one of those shipped (shipped.py).
+Each kernel and signature has its own file, named by a digest of its dependencies: the code of its module
+and all modules that it imports (sources.py; Numba itself would miss changes in other files), argument types, CPU and
+features, level, and versions of Python, Numba and llvmlite. Any number of processes may fill one cache, machines and
+versions of this package may share it, and a read-only cache works as well. Files that another user could have written
+are neither read nor replaced. Files unused for UNUSED_DAYS are deleted. A missing kernel may be shipped (shipped.py).
 """
 
 import hashlib
@@ -39,7 +39,7 @@ def cache_folder() -> Path:
     """Return the folder of compiled kernels: below BERTCORE_CACHE_DIR, NUMBA_CACHE_DIR or the user's cache folder."""
     name = f"numba-{numba.__version__}"
     if config.CACHE_DIR and not setting("CACHE_DIR"):
-        return Path(config.CACHE_DIR) / PROJECT / name  # where the user wants Numba's caches
+        return Path(config.CACHE_DIR) / PROJECT / name  # the user's folder for Numba's caches
     return usable_cache_folder(holding=name) / name
 
 
@@ -69,7 +69,7 @@ class _Locator(caching._CacheLocator):
         return _digest(Path(self._py_file)), sys.implementation.cache_tag, numba.__version__, llvmlite.__version__
 
     def get_disambiguator(self):
-        return ""  # Numba takes the line, which moves with every comment above it
+        return ""  # Numba uses the line number, which changes with every comment above it
 
 
 class _Implementation(caching.CompileResultCacheImpl):
@@ -87,8 +87,8 @@ class _Files:
         return f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
 
     def load(self, key: Any) -> Any:
-        """Return the data saved under `key`, else what was shipped; None if both are missing or damaged."""
-        with suppress(OSError):  # unpickling it runs code: a stranger must not have written it
+        """Return the data saved under `key`, else the shipped data; None if both are missing or damaged."""
+        with suppress(OSError):  # unpickling runs code: no other user may have written it
             name, made_from = self._named(key)
             data = _checked(read_private(self._folder / name), made_from)
             if data is not None:
@@ -106,7 +106,7 @@ class _Files:
 
 
 def _checked(content: bytes, made_from: bytes) -> Any:
-    """Return the data in a file's content, None if it is damaged or made from something else."""
+    """Return the data in a file's content; None if it is damaged or was made from another source."""
     if content[:32] != hashlib.sha256(content[32:]).digest():
         return None
     stored_for, data = pickle.loads(content[32:])
@@ -131,7 +131,7 @@ class KernelCache(caching.FunctionCache):
         return super().load_overload(sig, target_context)
 
     def save_overload(self, sig, data):
-        """Save compiled code; if that fails, say so and go on."""
+        """Save compiled code; if that fails, print a message and go on."""
         try:
             super().save_overload(sig, data)
         except OSError as error:
@@ -150,7 +150,7 @@ def _say_not_kept(reason: str) -> None:
 
 def _note_use(file: Path) -> None:
     """Record the use of a file in its modification time, at most once a day."""
-    with suppress(OSError):  # a cache that can only be read
+    with suppress(OSError):  # a read-only cache
         if time.time() - file.stat().st_mtime > _DAY:
             os.utime(file)
 
@@ -173,7 +173,7 @@ def _remove_unused(folder: Path) -> None:
 
 
 class _Compilations(event.Listener):
-    """Calls `seen` with the name of each kernel of this package when its compilation begins."""
+    """Call `seen` with the name of each kernel of this package when its compilation begins."""
 
     def __init__(self, seen):
         self._seen = seen

@@ -1,10 +1,10 @@
 """The CPU's features, and the level of them that kernels are compiled for.
 
 The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "neon", ...), is
-read when this module is imported. It compiles for less than the machine has, so that one machine can test the code of
-others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
+read when this module is imported. It selects fewer features than the machine has, so that one machine can test the code
+of others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
 
-The level "amx" multiplies bfloat16 and int8 on tiles and needs Linux's permission beside the CPU's features.
+The level "amx" multiplies bfloat16 and int8 on tiles and needs Linux's permission in addition to the CPU's features.
 "amx_emulated" runs the same kernels in tests, with the same vectors and emulated tiles, on any CPU with FMA.
 """
 
@@ -37,9 +37,9 @@ class Level:
         name, requires: its name in the variable, and LLVM's names of the features it requires.
         vector_bytes, registers: size and number of the vector registers.
         fma: whether one instruction multiplies and adds.
-        llvm_cpu: LLVM's name of the CPU to compile for when this level is forced, beside the required features.
+        llvm_cpu: LLVM's name of the CPU to compile for when this level is forced, together with the required features.
         int8_dot: LLVM's name of the instruction that adds four products of bytes to an int32, "" if there is none.
-        bfloat16_dot: likewise of two products of bfloat16 and a float32; EMULATED beside emulated tiles. Levels without
+        bfloat16_dot: likewise of two products of bfloat16 and a float32; EMULATED with emulated tiles. Levels without
             it widen weights from bfloat16 to float32 as they load them (dot.py).
         int8_matrix, bfloat16_matrix: likewise of instructions that multiply two rows by two columns, for prepared
             weights; a level has both or neither.
@@ -62,7 +62,7 @@ class Level:
 
     @property
     def llvm_features(self) -> str:
-        """The required features as LLVM and Numba spell them."""
+        """Return the required features as LLVM and Numba spell them."""
         return ",".join(f"+{feature}" for feature in sorted(self.requires))
 
 
@@ -78,7 +78,7 @@ _AMX = _AVX512_BF16 | {"amx-tile", "amx-int8", "amx-bf16"}
 _VNNI = {"int8_dot": "llvm.x86.avx512.vpdpbusd.512"}
 _BF16 = _VNNI | {"bfloat16_dot": "llvm.x86.avx512bf16.dpbf16ps.512"}
 
-# The best first. These names are what BERTCORE_ISA takes and what cached kernels are kept under.
+# The best first. BERTCORE_ISA accepts these names, and cached kernels are stored under them.
 X86_LEVELS = (
     Level("amx", _AMX, 64, 32, True, "sapphirerapids", **_BF16, tiles=NATIVE),
     Level("avx512_bf16", _AVX512_BF16, 64, 32, True, "x86-64-v4", **_BF16),
@@ -98,7 +98,7 @@ _I8MM = _DOTPROD | {
     "bfloat16_matrix": "llvm.aarch64.neon.bfmmla",
 }
 
-# Vectors of 16 bytes throughout: CPUs with longer ones (SVE) have half as many units for them.
+# Vectors of 16 bytes everywhere: CPUs with longer vectors (SVE) have half as many units for them.
 ARM_LEVELS = (
     Level("neon_i8mm", _NEON | {"dotprod", "i8mm", "bf16"}, 16, 32, True, "neoverse-n1", **_I8MM),
     Level("neon_dotprod", _NEON | {"dotprod"}, 16, 32, True, "neoverse-n1", **_DOTPROD),
@@ -111,7 +111,7 @@ LEVELS = X86_LEVELS if IS_X86 else ARM_LEVELS if IS_ARM else _OTHER_LEVELS
 
 
 def arm_features() -> dict[str, bool]:
-    """Return which features a 64-bit ARM CPU has: LLVM knows its name, but not all that the system reports."""
+    """Return which features a 64-bit ARM CPU has: LLVM finds its name, but not all features that the system reports."""
     found = {"neon": True}
     for name, (entry, bit, at_apple) in _ARM_FEATURES.items():
         if sys.platform == "linux":
@@ -144,7 +144,7 @@ def _forced_level(name):
     reason = why_not(level)
     if reason is not None:
         raise ValueError(f"{variable('ISA')}={name!r}, but {reason}")
-    if level.tiles != NATIVE:  # the best level: compiled as where it is chosen by default, so that both share a cache
+    if level.tiles != NATIVE:  # the best level: compiled as if it were the default, so that both share a cache
         compile_for(level, level.llvm_cpu)
     return level
 

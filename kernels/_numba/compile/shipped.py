@@ -1,9 +1,9 @@
-"""Kernels that were compiled ahead: the package bertcore_kernels, made by packaging/kernels/.
+"""Kernels compiled in advance: the package bertcore_kernels, made by packaging/kernels/.
 
-It has a folder for each level, with the files that a user's cache has where BERTCORE_ISA asks for that level, and a
-list of their digests (LIST). The user's cache comes first. Nothing is written here. A package for other versions of
-Python, Numba or llvmlite, altered files, and files that another user could have written are not used; a line on stderr
-says so, and the kernels are compiled.
+It has a folder for each level, with the files of a user's cache if BERTCORE_ISA selects that level, and a list of their
+digests (LIST). The user's cache comes first. Nothing is written here. A package for other versions of Python, Numba or
+llvmlite, altered files, and files that another user could have written are not used; a line on stderr says so, and the
+kernels are compiled.
 """
 
 import hashlib
@@ -36,14 +36,14 @@ class Shipped(NamedTuple):
 
 def made_for() -> dict[str, str]:
     """Return the versions that compiled code depends on."""
-    python = "{0.name} {1.major}.{1.minor}{2}".format(  # "t" where it is free-threaded
+    python = "{0.name} {1.major}.{1.minor}{2}".format(  # "t" if it is free-threaded
         sys.implementation, sys.version_info, getattr(sys, "abiflags", "")
     )
     return {"Python": python, "numba": numba.__version__, "llvmlite": llvmlite.__version__}
 
 
 def write_list(folder: Path) -> None:
-    """Write the list of a folder that holds a folder for each level."""
+    """Write LIST for a folder that holds a folder for each level."""
     files = sorted(file for file in folder.glob("*/**/*") if file.is_file())
     digests = {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     (folder / LIST).write_text(json.dumps({"made_for": made_for(), "digests": digests}, indent=1))
@@ -51,7 +51,7 @@ def write_list(folder: Path) -> None:
 
 @cache
 def find() -> Shipped | None:
-    """Return the installed package, None without one; it is not imported."""
+    """Return the installed package without importing it; None if it is not installed."""
     spec = importlib.util.find_spec(f"{PROJECT}_kernels")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -70,7 +70,7 @@ def find() -> Shipped | None:
 
 
 def read_shipped(name: str) -> bytes:
-    """Return a file of this level. Raises OSError if it is missing or not to be used."""
+    """Return a file of this level. Raises OSError if it is missing or must not be used."""
     shipped, name = find(), f"{LEVEL.name}/{name}"
     if shipped is None or not (shipped.problem or name in shipped.digests):
         raise FileNotFoundError(name)
@@ -79,7 +79,7 @@ def read_shipped(name: str) -> bytes:
             raise OSError(shipped.problem)
         content = _read(shipped.folder / name)
         if hashlib.sha256(content).hexdigest() != shipped.digests[name]:
-            raise OSError(f"{shipped.folder / name} has another SHA-256 than {LIST} says")
+            raise OSError(f"{shipped.folder / name} has a SHA-256 other than that in {LIST}")
     except OSError as error:
         _say_not_used(str(error))
         raise
@@ -103,9 +103,9 @@ def _say_not_used(reason: str) -> None:
 
 
 def _read(file: Path) -> bytes:
-    """Return the content of a file that no other user could have written, or only those who could change Numba, too.
+    """Return the content of a file that only this user, or users who can change Numba as well, could have written.
 
-    The latter because many installations can be written by the user's own group, and run Numba's code anyway.
+    The latter because many installations are writable by the user's group, and run Numba's code anyway.
     """
     try:
         return read_private(file)
@@ -118,13 +118,13 @@ def _read(file: Path) -> bytes:
 
 
 def _is_weaker(status: os.stat_result, than: os.stat_result) -> bool:
-    """Return whether others may change one file who may not change another."""
+    """Return whether more users may change one file than another."""
     others = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     same = (status.st_uid, status.st_gid) == (than.st_uid, than.st_gid)
     return stat.S_ISLNK(status.st_mode) or not same or bool(others & ~than.st_mode)
 
 
 def fixed_key(key: Any) -> Any:
-    """Return the key that a kernel was shipped under, for its key in the cache: with the level's CPU for this one."""
+    """Return the key of a shipped kernel for its key in the cache: the level's CPU replaces this one."""
     signature, (triple, _, _), digests, level = key
     return signature, (triple, LEVEL.llvm_cpu, LEVEL.llvm_features), digests, level

@@ -18,7 +18,7 @@ from ...own_name import PACKAGE
 from .shipped import read_shipped
 
 ROOT = Path(__file__).parents[2]
-# They run and cache kernels, but are not part of them.
+# These modules run and cache kernels, but are not part of them.
 AROUND_KERNELS = (
     "_numba/compile/cache.py", "_numba/threads.py", "_numba/amx/permission.py",
 )  # fmt: skip

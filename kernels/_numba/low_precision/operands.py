@@ -15,7 +15,7 @@ from ..simd import broadcast, first_lanes, lanes, load, load_masked, pointer, st
 from ..simd.codegen import INT32, Bfloat16, Vec, WidePointer, call_llvm, shuffle
 from . import round_row
 
-AHEAD = 16  # rows to prefetch: the hardware does not predict rows that lie far apart
+AHEAD = 16  # rows to prefetch: the hardware does not predict rows that are far apart
 
 
 @intrinsic

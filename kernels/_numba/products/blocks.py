@@ -1,7 +1,7 @@
 """Products of attention by tiles of vectors, and rows of scores in scratch.
 
-A tile is TILE_ROWS rows and two vectors at most. The last rows of a product take a tile of two thirds or a third of
-that, the last columns one of a single vector. Products with prepared weights (products/__init__.py) have wider tiles,
+A tile is at most TILE_ROWS rows and two vectors. The last rows of a product use a tile with two thirds or one third of
+the rows, the last columns a tile of one vector. Products with prepared weights (products/__init__.py) have wider tiles,
 which prefetch the next panel.
 """
 
@@ -14,7 +14,7 @@ from ..simd import broadcast, first_lanes, itemsize, lanes, load, pointer, point
 from .tile import make_tile
 
 TILE_ROWS = 12 if isa.LEVEL.registers >= 32 else 6
-PANEL_VECTORS = 2  # 32 float32 with AVX-512: divides the usual head_dim; 12 x 2 accumulators keep two FMA units busy
+PANEL_VECTORS = 2  # 32 float32 with AVX-512, a divisor of usual head_dims; 12 x 2 accumulators keep two FMA units busy
 
 _TWO_THIRDS, _THIRD = TILE_ROWS * 2 // 3, TILE_ROWS // 3
 _tile_3x2, _tile_2x2, _tile_1x2 = (make_tile(rows, 2) for rows in (TILE_ROWS, _TWO_THIRDS, _THIRD))
@@ -76,7 +76,7 @@ def rows_at_once(row):
 
 @inline_helper
 def scores_size(row):
-    """Return a size that suffices for `rows_at_once` of this and any shorter row."""
+    """Return a size that suffices for `rows_at_once` of this row and of any shorter one."""
     return max(min(SCORES, MOST_TILES * TILE_ROWS * row), TILE_ROWS * row)
 
 
@@ -101,7 +101,7 @@ def clear(row, first, last):
 
 @helper
 def copy_scaled(source, factor, count, target):
-    """Write `count` elements times `factor`; reads whole vectors."""
+    """Write `count` elements times `factor`; whole vectors are read."""
     full = count - count % lanes(source)
     for j in range(0, full, lanes(source)):
         store(target, j, load(source, j) * factor)

@@ -1,4 +1,4 @@
-"""Dot products of a word of each matrix, which one step of a tile adds to its sums.
+"""Dot products of one word of each matrix, which one step of a tile adds to its sums.
 
 A word holds neighbours along the depth of the product and takes one lane: a float, two bfloat16 (pointers to uint16) or
 four bytes, unsigned on the left and signed on the right (pointers to uint8 and int8).
@@ -12,12 +12,12 @@ four bytes, unsigned on the left and signed on the right (pointers to uint8 and 
     uint16, int8     int32                                        widened to int16, exact products of pairs (vpmaddwd)
     uint16, uint16   int32                                        such pairs, both in 16 bits
 
-ARM's sdot takes signed bytes on the left, too: quantized values are 128 less there (isa.Level.int8_origin). Its smmla
+ARM's sdot takes signed bytes on the left, too: quantized values are 128 lower there (isa.Level.int8_origin). Its smmla
 and bfmmla multiply words of 8 bytes, of two rows and two columns at once (MatrixDot).
 
-Beside two bfloat16 a word of float32 is two floats, for CPUs where vdpbf16ps is missing or slow (compile/isa.py). Only
-the right side is widened then, once for all rows of a tile or task, and the sums equal those of float32 with the
-widened weight. It is as fast as float32; widening both sides takes three times as long.
+With words of two bfloat16, a word of float32 is two floats, for CPUs where vdpbf16ps is missing or slow
+(compile/isa.py). Only the right side is widened then, once for all rows of a tile or task, and the sums equal those of
+float32 with the widened weight. It is as fast as float32; widening both sides takes three times as long.
 
 Sums of bytes are exact: nothing saturates on any path (vpmaddubsw would), so all give the same bits. Sums of bfloat16
 differ between CPUs in float32's last bits: vdpbf16ps has its own rounding and flushes denormals.
@@ -80,11 +80,11 @@ class FloatDot(_Dot):
 
 
 def _splat(builder, at, count):
-    """Load a word, which may begin anywhere, into all lanes."""
+    """Load a word at any address into all lanes."""
     if not isa.IS_ARM or at.type.pointee == ir.DoubleType():
         return splat(builder, builder.load(at, align=4), count)
-    # Instructions of ARM take a lane of a register, free of charge. LLVM would load into all lanes, which occupies a
-    # unit that multiplies.
+    # ARM's instructions accept a lane of a register at no cost. LLVM would load into all lanes, which occupies a
+    # multiplication unit.
     floats, word = ir.VectorType(ir.FloatType(), count), at.type.pointee
     value = builder.load(builder.bitcast(at, ir.FloatType().as_pointer()), align=4)
     one = builder.insert_element(ir.Constant(floats, ir.Undefined), value, INT32(0))
@@ -183,8 +183,8 @@ class Int8Dot(_PackedDot):
 class MatrixDot(_Dot):
     """Compute sums of two rows and two columns at once, from words of 8 bytes.
 
-    A register has words of two rows, or of two columns, and sums of both rows: those of the first and second column of
-    the first row, then of the second row. Rows lie in strips (low_precision): a word of each of 8 rows, then the next.
+    A register holds words of two rows or of two columns, or sums: those of the first row for both columns, then those
+    of the second row. Rows are stored in strips (low_precision): a word of each of 8 rows, then the next words.
     """
 
     word = left_word = _INT64
@@ -206,7 +206,7 @@ class MatrixDot(_Dot):
         return call_llvm(builder, name, total.type, [total, left, right])
 
     def by_row(self, builder, sums):
-        """Return the sums of two rows, whose registers alternate, as vectors of one row after the other."""
+        """Return the sums of two rows, whose registers alternate: the vectors of the first row, then of the second."""
         pairs = list(zip(sums[::2], sums[1::2], strict=True))
         return [shuffle(builder, a, b, order) for order in ((0, 1, 4, 5), (2, 3, 6, 7)) for a, b in pairs]
 
@@ -244,7 +244,7 @@ class Int16Dot(PairDot):
 
 
 def _in_order(builder, total):
-    """Return the same vector behind a fence: LLVM would reorder the sums and keep more products than registers."""
+    """Return the vector behind a fence: LLVM would reorder the sums and need more registers than there are."""
     floats = ir.VectorType(ir.FloatType(), total.type.count)
     fenced = call_llvm(builder, f"llvm.arithmetic.fence.v{floats.count}f32", floats, [builder.bitcast(total, floats)])
     return builder.bitcast(fenced, total.type)

@@ -13,7 +13,7 @@ from ..simd import first_lanes, lanes, load, load_masked, pointer, prefetch_writ
 def epilogue_pointers(epilogue):
     """Return pointers to bias (columns,) and residual (rows, columns), each with a flag, and the activation's code.
 
-    Absent ones are empty. Arrays would be counted as references when unpacked from a tuple, 50 ns a vector.
+    Absent ones are empty. Counting the references of arrays unpacked from a tuple would take 50 ns for each vector.
     """
     bias, residual, activation = epilogue
     return pointer(bias, 0), bias.size > 0, pointer(residual, 0), residual.size > 0, activation
@@ -43,7 +43,7 @@ def _value(sums, at, row, column, scaling):
 
 @inline_helper
 def _apply_to_vector(sums, at, row, column, output, epilogue, scaling, inside):
-    """Send a vector of sums through bias, activation and residual to the output."""
+    """Apply bias, activation and residual to a vector of sums, and write it to the output."""
     bias, has_bias, residual, has_residual, activation = epilogue
     target = row * output.shape[1] + column
     value = _value(sums, at, row, column, scaling)
@@ -58,10 +58,10 @@ def _apply_to_vector(sums, at, row, column, output, epilogue, scaling, inside):
 
 @helper
 def apply_epilogue(sums, width, output, first, count, column, epilogue, scaling):
-    """Send `count` rows of sums through the epilogue to the output."""
+    """Apply the epilogue to `count` rows of sums, and write them to the output."""
     end = min(column + width, output.shape[1])
     full = end - (end - column) % lanes(sums)
-    everywhere = first_lanes(output, lanes(output))  # a constant, which makes plain loads and stores
+    everywhere = first_lanes(output, lanes(output))  # a constant, for which the compiler emits plain loads and stores
     for i in range(count):
         at, row = i * width - column, first + i
         for j in range(column, full, lanes(sums)):

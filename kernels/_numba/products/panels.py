@@ -1,7 +1,7 @@
-"""Panels of packed matrices: packing, widening, int8 in groups, and products of matrices packed on the spot.
+"""Panels of packed matrices: packing, widening, int8 in groups, and products of matrices packed for one product.
 
-A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block: what a tile reads next
-is next in memory. Columns beyond the matrix's last one give products that are never read.
+A panel holds `width` columns of a (depth, columns) matrix as a contiguous (depth, width) block, in the order in which a
+tile reads it. Columns beyond the matrix's last one give products that are never read.
 """
 
 import numpy as np
@@ -45,7 +45,7 @@ def _copy_strip(strip, depth_stride, columns, depth, target, width):
 
 @helper
 def _transpose_strip(strip, column_stride, columns, depth, target, width):
-    """Transpose blocks of a vector each way; the last one overlaps the one before it."""
+    """Transpose square blocks of one vector per row; the last one overlaps the one before it."""
     for k in range(0, depth, lanes(strip)):
         at = min(k, depth - lanes(strip))
         transpose_block(pointer(strip, at), column_stride, columns - 1, pointer(target, at * width), width)
@@ -103,15 +103,14 @@ def multiply_panels(a, a_row, a_column, rows, panels, panel_depth, depth, column
 #     float32   bfloat16 (dtype uint16), on CPUs that do not multiply it faster  float32
 #     float32   int8 in groups (uint8)                                           float32
 #     uint16    int8, on CPUs that multiply pairs of 16 bits (dot.py)            int16, as uint16
-#
-# A word of a panel is two wide words, as in the rows beside it; groups are counted in blocks.
+# A word of a panel is two wide words, as in the rows that it is multiplied with; groups are counted in blocks.
 
 _tile = make_widening_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_widening_tile(1, WEIGHT_PANEL_VECTORS)
 
 
 def are_widened(a, panels):
-    """Return whether panels of this type are widened for rows of that one."""
+    """Return whether these panels are widened for rows of the type of `a`."""
     beside = {types.float32: (types.uint16, types.uint8), types.uint16: (types.int8,)}
     return panels.dtype in beside.get(a.dtype, ())
 
@@ -122,7 +121,7 @@ def are_grouped(panels):
 
 @by_types
 def words_of(a, panels, depth):
-    """Return the words of panels for `depth` words as multiplied with a, a multiple of BLOCK."""
+    """Return the number of words of panels for `depth` words of `a`, a multiple of BLOCK."""
     if not are_widened(a, panels):
         return lambda a, panels, depth: depth
     if are_grouped(panels):
@@ -132,7 +131,7 @@ def words_of(a, panels, depth):
 
 @by_types
 def depth_of(panels, words):
-    """Return the wide words that `words` of panels make."""
+    """Return the number of wide words for `words` of panels."""
     if are_grouped(panels):
         return lambda panels, words: words // BLOCK_WORDS * BLOCK
     return lambda panels, words: 2 * words
@@ -162,7 +161,7 @@ def multiply_and_widen(x, row, count, panel, depth, sums, is_added, wide, ahead,
 #
 # 32 neighbours along the depth of a column share a scale in bfloat16. A panel is a sequence of blocks, each with the
 # scales of two groups, (2, width) bfloat16, and their values, (64, width) int8: BLOCK_WORDS rows of `width` words. The
-# dtype is uint8, to distinguish them from panels of int8 that are multiplied as such.
+# dtype is uint8, to distinguish them from panels that are multiplied as int8.
 
 
 def pack_groups(values, scale, width):

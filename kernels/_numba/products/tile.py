@@ -1,8 +1,8 @@
 """Code generators for tiles: a block of a matrix product held in registers, and the transpose of a block.
 
 A tile is a (rows, vectors * lanes) block of the product, with one accumulator per element and one fused multiply-add
-after the other along the depth: the result of an element depends neither on the tile's shape nor on its neighbours, so
-a row has the same bits alone and in any batch.
+after the other along the depth: an element depends neither on the tile's shape nor on its neighbours, so a row gives
+the same bits alone and in any batch.
 """
 
 from llvmlite import ir
@@ -28,7 +28,7 @@ from .dot import BLOCK, BLOCK_WORDS, GROUP, GroupDot, PairDot, dot_of
 
 INT = ir.IntType(64)
 
-# The sums of the largest tile of a weight, a row of its panel and a broadcast fit the vector registers.
+# The vector registers hold the sums of a weight's largest tile, a row of its panel and a broadcast.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 
 # Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows, more help none.
@@ -36,8 +36,8 @@ FETCHED_LINES = 2
 # Steps of the depth that a fetching tile prefetches its own panel ahead, into the first-level cache, with AVX-512: 1 to
 # 8 % less time.
 PANEL_AHEAD = 16
-# Steps of the depth in one turn of the loop of a tile of packed rows, which leaves its panel to the hardware
-# prefetcher: that follows one stream of rows and one of the panel.
+# Steps of the depth in one iteration of the loop of a tile of packed rows. Its panel is left to the hardware
+# prefetcher, which follows one stream of rows and one of the panel.
 PACKED_STEPS = 4
 
 
@@ -57,7 +57,7 @@ def make_tile(rows, vectors):
 
 
 def make_fetching_tile(rows, vectors, packed=False):
-    """Make a tile that also prefetches what is needed next: tile(..., accumulate, ahead, ahead_step).
+    """Make a tile that also prefetches the next operands: tile(..., accumulate, ahead, ahead_step).
 
     At each step of the depth (each PACKED_STEPS of packed rows) it prefetches FETCHED_LINES lines into the second-level
     cache, from the address `ahead` on and `ahead_step` bytes further each step; any address is safe.
@@ -91,7 +91,7 @@ def make_output_tile(rows, vectors, packed=False):
 
     tile(a, a_row, a_column, b, b_row, depth, c, c_row, before, before_row, has_before, bias, has_bias, residual,
     has_residual, ahead, ahead_step): all rows exist; `bias` is one row, `residual` has the rows of c, and the flags say
-    which of the three exist. It saves the way through a block of sums, which small depths notice.
+    which of the three exist. It needs no block of sums in memory, which saves noticeable time at small depths.
     """
 
     @intrinsic
@@ -151,7 +151,7 @@ class _TileEmitter:
         self.packed = packed
         self.vec = dot.sums
         self.registers = vectors * dot.rows  # of words of b, and of sums of `dot.rows` rows
-        self.scales = []  # of the present group of b
+        self.scales = []  # of the current group of b
         if isinstance(dot, GroupDot):
             self.scales = [alloca_once(builder, self.vec.llvm) for _ in range(vectors)]
             self.offset = alloca_once(builder, INT)
@@ -193,7 +193,7 @@ class _TileEmitter:
         return self._loop(*state, a_rows, b, strides, depth, 1)[1]
 
     def _loop(self, counters, sums, a_rows, b, strides, end, steps):
-        """Return counters and accumulators after a loop up to step `end` of the depth, some steps in each turn.
+        """Return counters and accumulators after a loop up to step `end` of the depth, some steps in each iteration.
 
         The counters are the step, the words of a and of b, and the address to prefetch, if any.
         """
@@ -264,7 +264,7 @@ class _TileEmitter:
             if dot.rows == 2:
                 self._multiply_pairs(sums, [builder.gep(row, [a_at]) for row in a_rows], b, b_at)
                 continue
-            # Words are loaded again for each part: kept in registers they would push out sums.
+            # Words are loaded again for each part: in registers they would displace sums.
             places = (self._at(b, b_at, j) for j in range(self.vectors))
             words = [emit_load(builder, at, element_bytes(self.vec), is_again=part > 0) for at in places]
             b_row = [dot.right(builder, word, part) for word in words]

@@ -42,7 +42,7 @@ class Vec(types.Type):
 
     @property
     def suffix(self):
-        """The type in the name of an LLVM intrinsic, such as v16f32."""
+        """Return the type as in the name of an LLVM intrinsic, such as v16f32."""
         kind = "f" if isinstance(self.dtype, types.Float) else "i"
         return f"v{self.count}{kind}{1 if self.dtype == types.boolean else self.dtype.bitwidth}"
 
@@ -54,7 +54,7 @@ class _VecModel(models.PrimitiveModel):
 
 
 def dtype_of(source):
-    """The Numba scalar type behind an array, pointer, vector or scalar type."""
+    """Return the Numba scalar type of the elements of an array, pointer, vector or scalar type."""
     dtype = getattr(source, "dtype", source)
     if not isinstance(dtype, types.Float | types.Integer | types.Boolean):
         raise TypingError(f"expected an array, pointer, vector or scalar, got {source}")
@@ -62,7 +62,7 @@ def dtype_of(source):
 
 
 class WidePointer(types.CPointer):
-    """A pointer whose vectors span several registers: as many independent chains of operations from one expression."""
+    """A pointer whose vectors span several registers: one expression gives several independent chains of operations."""
 
     registers = 4
 
@@ -75,7 +75,7 @@ register_model(WidePointer)(models.PointerModel)
 
 
 def vec_of(source):
-    """The vector type that belongs to an array, pointer, vector or scalar type."""
+    """Return the vector type for an array, pointer, vector or scalar type."""
     if isinstance(source, Vec):
         return source
     return Vec(dtype_of(source), isa.lanes(dtype_of(source)) * getattr(source, "registers", 1))
@@ -86,20 +86,20 @@ def mask_of(source):
 
 
 def common_vec(*operands):
-    """The one vector type among the operands; the rest must be scalars."""
+    """Return the one vector type among the operands; the others must be scalars."""
     vectors = {operand for operand in operands if isinstance(operand, Vec)}
     scalars = all(isinstance(operand, Vec | types.Number) for operand in operands)
     return vectors.pop() if len(vectors) == 1 and scalars else None
 
 
 def shuffle(builder, a, b, order):
-    """A vector of the lanes of a and b (numbered on after a's) in the given order."""
+    """Return a vector of the lanes of a and b in the given order; b's numbers continue after a's."""
     order = list(order)
     return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INT32, len(order)), order))
 
 
 def splat(builder, value, count):
-    """One LLVM scalar in all lanes."""
+    """Return a vector with one LLVM scalar in all lanes."""
     vector = ir.VectorType(value.type, count)
     one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, INT32(0))
     return shuffle(builder, one, one, [0] * count)
@@ -112,18 +112,18 @@ def call_llvm(builder, name, result, arguments):
 
 
 def emit_fma(builder, vec, a, b, c):
-    """Emit a * b + c: fused if the CPU can, else with two roundings (LLVM would call a library for each lane)."""
+    """Emit a * b + c: fused if the CPU has FMA, else with two roundings (LLVM would call a library for each lane)."""
     return call_llvm(builder, f"llvm.{'fma' if isa.LEVEL.fma else 'fmuladd'}.{vec.suffix}", vec.llvm, [a, b, c])
 
 
 def in_order(builder, value):
-    """Return the same vector, which nothing is loaded before: LLVM would load all at once, into too many registers."""
+    """Return the vector behind a fence for loads: LLVM would load all at once, into too many registers."""
     barrier = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", "=w,0", side_effect=True)
     return builder.call(barrier, [value])
 
 
 def element_pointer(context, builder, source, value, index):
-    """The address of element `index` of an array (as flat memory) or a pointer."""
+    """Return the address of element `index` of an array (as flat memory) or a pointer."""
     base = context.make_array(source)(context, builder, value).data if isinstance(source, types.Array) else value
     return builder.gep(base, [index])
 
@@ -147,7 +147,7 @@ class _VolatileLoad(ir.instructions.LoadInstr):
 
 
 def emit_load(builder, pointer, align, *, is_again):
-    """Load from memory; `is_again` does so although the same was loaded before, so that no register keeps it."""
+    """Load from memory; with `is_again` even if the same was loaded before, so that no register keeps it."""
     load = (_VolatileLoad if is_again else ir.instructions.LoadInstr)(builder.block, pointer)
     load.align = align
     builder._insert(load)
@@ -170,7 +170,7 @@ def keep_loop_as_written(builder, branch):
     module = builder.module
     wish = module.add_metadata([ir.MetaDataString(module, "llvm.loop.unroll.disable")])
     loop = MDValue(module, [], name=str(len(module.metadata)))
-    loop.operands = (loop, wish)  # a loop's identity begins with itself
+    loop.operands = (loop, wish)  # LLVM requires the node itself as the first operand
     branch.set_metadata("llvm.loop", loop)
 
 

@@ -2,7 +2,7 @@
 
 Errors against the exact value, in units in the last place (tests/kernels/test_numba_simd.py measures them): float32
 exp and exp2 1.2, erf 1.2, tanh 1.5; float64 exp and exp2 1.2; float64 erf and tanh are the C library's, lane by lane
-(training checks use float64, speed does not). The float32 polynomials of exp2, erf and tanh are minimax fits (Remez
+(float64 serves checks of training, not speed). The float32 polynomials of exp2, erf and tanh are minimax fits (Remez
 exchange) made for this file.
 """
 
@@ -76,7 +76,7 @@ def _require_float_vec(x, name):
 
 
 def _exp_constants(dtype):
-    """Return (lowest, highest, shifter, high and low part of ln 2, polynomial) for `exp`.
+    """Return (lowest, highest, shifter, high and low parts of ln 2, polynomial) for `exp`.
 
     Adding the shifter rounds to an integer n and leaves n - 1 + exponent bias in the lowest bits. The high part of ln 2
     has few bits, so that n * high is exact without FMA as well. The polynomial is the Taylor series of 2 e^r for
@@ -136,7 +136,7 @@ def exp2(x):
     return compiled
 
 
-# 2^f for 0 <= f < 1, of the least relative error among those that are 1 and 2 at the ends.
+# 2^f for 0 <= f < 1, with the least relative error among polynomials that are exactly 1 and 2 at the ends.
 _QUARTIC = 1.0, 0.69303244, 0.24137774, 0.0520349, 0.01355492
 _LEAST_EXPONENT = -126.0
 
@@ -144,7 +144,7 @@ _LEAST_EXPONENT = -126.0
 def _quartic_of_rest(builder, vec, x):
     """Return floor(x) and the polynomial of x - floor(x)."""
     whole = call_llvm(builder, f"llvm.floor.{vec.suffix}", vec.llvm, [x])
-    rest = builder.fsub(x, whole)  # vreduceps rounds another way
+    rest = builder.fsub(x, whole)  # vreduceps rounds differently
     value = ir.Constant(vec.llvm, [_QUARTIC[-1]] * vec.count)
     for c in reversed(_QUARTIC[:-1]):
         value = emit_fma(builder, vec, value, rest, ir.Constant(vec.llvm, [c] * vec.count))
@@ -163,7 +163,7 @@ def _rough_exp2_of(builder, vec, x):
 
 
 def _rough_exp2_by_avx512(builder, vec, x):
-    """Compute the same in 8 instructions: vscalefps multiplies by 2^floor(x)."""
+    """Evaluate the same in 8 instructions: vscalefps multiplies by 2^floor(x)."""
     zeros, bits = ir.Constant(vec.llvm, [0.0] * vec.count), ir.IntType(vec.count)
     is_kept = builder.fcmp_unordered(">=", x, ir.Constant(vec.llvm, [_LEAST_EXPONENT] * vec.count))
     _, value = _quartic_of_rest(builder, vec, x)
@@ -199,10 +199,10 @@ _native_rough_exp2 = _make_rough_exp2(_rough_exp2_by_avx512)
 
 @by_types(inline=True)
 def rough_exp2(x):
-    """Return 2^x of float32 up to 0, at most 3.5e-6 (2^-18) of it off: for what is rounded to bfloat16 anyway (2^-9).
+    """Return 2^x of float32 x <= 0, to a relative error of 3.5e-6 (2^-18): for results rounded to bfloat16 (2^-9).
 
     Exact for whole numbers; NaN for NaN, 0 for -inf and below -126. The same bits on all CPUs with FMA. A cubic would
-    be faster but only 2^-13 exact, which shows in a model's outputs; vreduceps instead of floor has another last bit.
+    be faster but exact only to 2^-13, visible in a model's outputs; vreduceps in place of floor changes the last bit.
     """
     _require_float_vec(x, "rough_exp2")
     return (lambda x: _native_rough_exp2(x)) if "avx512dq" in isa.LEVEL.requires else (lambda x: portable_rough_exp2(x))
@@ -255,7 +255,7 @@ _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 _GELU_QUARTIC = 0.044715  # Hendrycks and Gimpel, "Gaussian error linear units", section 2
 
-# log2 Phi(-a) for a >= 0: fitted so that 2 to it, times max(a, 1), is within 1.5e-8; it falls on beyond the fit.
+# log2 Phi(-a) for a >= 0, fitted so that 2 to it, times max(a, 1), is within 1.5e-8; it keeps falling beyond the fit.
 _log2_upper_tail = _polynomial(-0.9999999587967086, -1.1511069414657982, -0.45919305729971666, -0.05254643518938773,
                                0.007142780810275292, -0.00020247829888974409, -0.00015727900662011258,
                                3.296805691619447e-05, -2.2758748275159027e-06)  # fmt: skip

@@ -1,9 +1,9 @@
 """The backward kernel of attention: whole rows of probabilities in scratch, by sequence and head.
 
-A task packs the keys and values of a sequence and head into panels, then takes a few dozen queries at a time: their
-probabilities, the gradients of these, and their parts of the gradients of keys and values, by register tiles. With a
-window or causality a row holds only the keys that one of its block's queries sees, from a whole panel on. The query
-heads that share a key head are summed by one task, one after another.
+A task packs the keys and values of a sequence and head into panels. By register tiles it then computes for a few dozen
+queries at a time their probabilities, the gradients of these, and their parts of the gradients of keys and values. With
+a window or causality a row holds only the keys that a query of its block attends to, from a whole panel on. One task
+sums the query heads that share a key head, one after another.
 
 The scratch of a task is 5 times as large as the keys of one sequence and head, plus two blocks of scores.
 """
@@ -59,21 +59,21 @@ def backward(steps, sequences, counter, like, relative, task, tasks):
     """Compute the gradients of a record.
 
     `sequences` holds first query, queries, first key and keys of each; other arguments are those of the forward kernel.
-    A task is a group of sequences and heads that add to the same gradient, or one of each.
+    A task is a group of sequences and heads that add to the same gradient, or one sequence and head.
     """
     run(steps[0], sequences, counter, like, relative, task)
 
 
 @kernel
 def scratch_size(queries, keys, visible, head_dim, relative, like):
-    """Return the elements of a task's scratch for the longest sequences; a query sees at most `visible` keys."""
+    """Return the elements of a task's scratch for the longest sequences; a query attends to at most `visible` keys."""
     own = _carve_scratch(queries, keys, visible, head_dim, like)[-1]
     return whole_lines(own + backward_terms_size(relative, queries, keys, head_dim, like))
 
 
 @helper
 def run(step, sequences, counter, like, relative, task):
-    """Compute groups until none is left."""
+    """Compute groups until all are done."""
     terms, scratch = backward_terms_of(step, relative), scratch_of(step, task, like)
     group, heads_k = take_task(counter), step.heads // step.sharing
     while group < step.parts * step.head_parts:
@@ -88,7 +88,7 @@ def run(step, sequences, counter, like, relative, task):
 
 @inline_helper
 def row_length(keys, visible, like):
-    """Return the elements of a row of the scores that a block of queries sees."""
+    """Return the elements of a row of scores for the keys that a block of queries attends to."""
     return whole_panels(min(keys, visible + ROWS + TILE_ROWS + 2 * lanes(like)), like)
 
 
@@ -97,7 +97,7 @@ def _carve_scratch(queries, keys, visible, head_dim, like):
     """Return the offsets within a task's scratch.
 
     After the panels of K^T: panels of V^T and K, sums for dK and dV, P, dP or dS, panels of queries and of grad_output,
-    sums for dQ, biases by distance and their gradients, the keys of a row that dropout keeps, and the rest.
+    sums for dQ, biases by distance and their gradients, dropout's factors for a row, and the scratch of the terms.
     """
     whole, columns, row = whole_panels(keys, like), whole_panels(head_dim, like), row_length(keys, visible, like)
     value_panels = whole * head_dim
@@ -178,7 +178,7 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     row = row_length(keys, min(keys, step.visible), scratch)
     low = min(max(first + below, 0), keys) // width * width
     end = min(max(first + count + above, 0), keys)
-    # Whole tiles: a tile's spare rows would change the sums of keys that are not seen.
+    # Whole tiles: a tile's spare rows would change the sums of hidden keys.
     seen = max(min(keys - low, rounded_up(end - low, TILE_ROWS)), 0)
     q, g = row_pointer(query, s, h, start + first, scratch), row_pointer(grad_output, s, h, start + first, scratch)
     k, v = pointer(key_panels, low * head_dim), pointer(value_panels, low * head_dim)
@@ -191,7 +191,7 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
     for r in range(count):
         p, d, i = pointer(probs, r * row), pointer(grad_scores, r * row), first + r
         seen_keys = min(max(i + below - low, 0), seen), min(max(min(i + above + 1, keys) - low, 0), seen)
-        at = low - i + queries - 1  # the biases of a query lie side by side
+        at = low - i + queries - 1  # the biases of a query are contiguous
         of_biases = pointer(biases, at), pointer(grad_biases, at)
         _differentiate_row(step, place, i, low, seen_keys, seen, p, d, kept, *of_biases)
     pack_columns(q, query[3], count, head_dim, query_panels)
@@ -215,8 +215,8 @@ def _differentiate_rows(step, place, first, count, scratch, starts, terms):
 def _differentiate_row(step, place, i, low, seen_keys, seen, probs, grad, kept, biases, grad_biases):
     """Turn products of query i with the keys from `low` on into probabilities, and their gradients into the scores'.
 
-    Keys that it does not see get zeros; the gradients are also added to those of the biases. Dropout removes
-    probabilities and their gradients, but the scores' gradients need all probabilities: `kept` holds dropout's factors.
+    Hidden keys get zeros; the gradients are also added to those of the biases. Dropout removes probabilities and their
+    gradients, but the scores' gradients need all probabilities: `kept` holds dropout's factors.
     """
     s, h, _, start, _, _, _ = place
     begin, end = seen_keys

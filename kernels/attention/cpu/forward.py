@@ -1,18 +1,18 @@
 """The forward kernel of attention: softmax over the keys, for a vector of queries at a time.
 
 Scores are computed transposed, (keys, queries), for a panel of queries: two vectors, one lane per query. Maximum and
-sum of a query's softmax then run down a lane, without sums across lanes. Neither keys nor values have to be transposed:
-the left operands of both products are rows as they lie in memory, one of them the transposed scores (products.py; on
-CPUs with AMX tiles multiply bfloat16, which need transposed values).
+sum of a query's softmax then run down a lane, without sums across lanes. Neither keys nor values are transposed: the
+left operands of both products are rows in memory order, one of them the transposed scores (products.py; on CPUs with
+AMX, tiles multiply bfloat16 and need transposed values).
 
-A task is a block of up to QUERY_BLOCK queries of one sequence and head. It goes through the keys in blocks of KEY_BLOCK
-and carries the highest score and the sum of exponentials along; earlier sums are rescaled when the highest score grows
-(online softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Its scratch stays in the second-level cache, whatever
-the length, and each result depends on its own query and the keys of its sequence alone.
+A task is a block of up to QUERY_BLOCK queries of one sequence and head. It reads the keys in blocks of KEY_BLOCK and
+updates the highest score and the sum of exponentials; earlier sums are rescaled when the highest score grows (online
+softmax: Milakov and Gimelshein 2018, arXiv:1805.02867). Its scratch stays in the second-level cache, whatever the
+length, and each result depends on its own query and the keys of its sequence alone.
 
-With a window or causality a query sees the keys of a band. In each block a panel computes the keys from the first that
-one of its queries sees, rounded down to KEY_GRAIN, to the last. Blocks and grains begin at the same keys for all
-queries, so that the order of a sum does not depend on them: hidden keys add zeros.
+With a window or causality a query attends to the keys of a band. In each block a panel computes the keys from the first
+to the last that one of its queries attends to, the first rounded down to KEY_GRAIN. Blocks and grains begin at the same
+keys for all queries, so that the order of a sum does not depend on them: hidden keys add zeros.
 """
 
 import numpy as np
@@ -52,7 +52,7 @@ def forward(steps, counter, like, storage, relative, task, tasks):
     """Compute attention of a record.
 
     `like` is a typed scalar of the arrays' dtype, `storage` the kind of operands (low_precision/operands.py),
-    `relative` None or a marker (terms.py); `counter` hands out the tasks.
+    `relative` None or a marker (terms.py); `counter` gives the number of the next task.
     """
     run(steps[0], counter, like, storage, relative, task)
 
@@ -67,7 +67,7 @@ def scratch_size(queries, keys, head_dim, relative, like):
 
 @helper
 def run(step, counter, like, storage, relative, task):
-    """Compute tasks until none is left."""
+    """Compute tasks until all are done."""
     if task >= step.scratches:
         return
     views = (
@@ -112,7 +112,7 @@ def _carve_scratch(count, keys, head_dim, like):
 
     After two wide vectors: each query's highest score and sum of exponentials so far, the factors that rescale a
     panel's sums, a panel of queries, sums, scores, spare scores, rows of keys, rows of values, biases by distance, and
-    the rest.
+    the scratch of the terms.
     """
     row, width, whole = row_size(head_dim, like), 2 * lanes(like), panel_count(count, like) * 2 * lanes(like)
     peaks = 4 * width
@@ -145,7 +145,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     is_banded = queries - 1 + below > 0 or above + 1 < keys
     has_biases = step.position_bias.address != 0
     stored = is_banded or has_biases or probs[0] != 0 or mask[0] != 0 or bias[0] != 0 or not scale > 0
-    factor = 1.0 if stored else scale  # scores that are stored are scaled before they are
+    factor = 1.0 if stored else scale  # stored scores are already scaled
     begin_softmax(state, count)
     prefetch_rows(row_pointer(query, s, h, start + first, sums), query[3], 0, min(width, count), head_dim)
     low, end = max(first + below, 0) // _BLOCK_GRAIN * _BLOCK_GRAIN, min(max(last + above, 0), keys)
@@ -153,7 +153,7 @@ def _attend(step, views, place, first, last, storage, terms, scratch, tiles):
     while begin < end or begin == low:
         part = max(min((begin // KEY_BLOCK + 1) * KEY_BLOCK, end) - begin, 0)
         k, v = row_pointer(key, s, h_k, start_k + begin, sums), row_pointer(value, s, h_k, start_k + begin, sums)
-        # Not copied, rows of a joined query, key and value would fall into few sets of the first-level cache.
+        # Without a copy, rows of a joined query, key and value would map to few sets of the first-level cache.
         lay_keys(k, key[3], part, head_dim, k_rows, row, storage)
         lay_values(v, value[3], part, head_dim, v_rows, row, spare, storage)
         block = first, last, begin, part
@@ -233,7 +233,7 @@ def _scale(scores, count, scale):
         store(scores, j, load(scores, j) * scale)
 
 
-# --- what is added to scaled scores -----------------------------------------------------------------
+# --- biases and masks of scaled scores --------------------------------------------------------------
 
 
 @helper

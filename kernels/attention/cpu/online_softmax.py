@@ -1,4 +1,4 @@
-"""The softmax of attention's forward kernel, over keys that come block by block (online: see forward.py).
+"""The softmax of attention's forward kernel, over keys in blocks (online: see forward.py).
 
 Scores are (keys, width), a lane per query. `state` is a scratch of two wide vectors, then pointers to each query's
 highest score and sum of exponentials so far, and to the factors that rescale the sums of a panel's queries.
@@ -42,8 +42,8 @@ def begin_softmax(state, count):
 def continue_softmax(scores, keys, width, scale, state, first, storage):
     """Turn products (keys, width) into exp(score - highest); update highest, sum, and the factor of the sums so far.
 
-    A wide vector holds the scores of several keys. Sums are made of every fourth key and then added up, whatever the
-    width, so that they do not depend on how many queries there are.
+    A wide vector holds the scores of several keys. Four sums, each of every fourth key, are added at the end, whatever
+    the width, so that they do not depend on the number of queries.
     """
     together, peaks, totals, factors = state[0], pointer(state[1], first), pointer(state[2], first), state[3]
     x, wide = wide_pointer(scores, 0), wide_pointer(together, 0)
@@ -53,7 +53,7 @@ def continue_softmax(scores, keys, width, scale, state, first, storage):
     highest = broadcast(x, -np.inf)
     for j in range(0, end, half):
         value = load(x, j)
-        highest = select(value > highest, value, highest)  # a NaN lost here comes back through the sum
+        highest = select(value > highest, value, highest)  # the sum restores a NaN lost here
     store(wide, 0, highest * scale)
     for d in range(0, width, lanes(scores)):
         old = load(peaks, d)
@@ -95,7 +95,7 @@ def _shifted(shift, scale, storage):
 @by_types(inline=True)
 def _weights(x, shifted, storage):
     """Return exp(x * scale - shift), in the precision of the storage of the weights."""
-    # In one step for bfloat16: rounding the shift changes all weights of a query alike. In float32 it would show.
+    # In one step for bfloat16: rounding the shift scales all weights of a query equally. Float32 would lose precision.
     if storage == types.uint16:
         return lambda x, shifted, storage: rough_exp2(fma(x, shifted[1], shifted[0]))
     return lambda x, shifted, storage: exp2((x * shifted[1] - shifted[0]) * LOG2_E)
@@ -103,7 +103,7 @@ def _weights(x, shifted, storage):
 
 @inline_helper
 def _shift(peak):
-    """Return what is subtracted from the scores: the highest one, unless all are -inf."""
+    """Return the number that is subtracted from the scores: the highest one, unless all are -inf."""
     return select(peak == -np.inf, 0.0, peak)
 
 

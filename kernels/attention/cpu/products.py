@@ -58,7 +58,7 @@ def begin_products(tiles, storage):
 
 @by_types
 def end_products(tiles, storage):
-    """Clean up after the last product of a task."""
+    """Release the tiles after the last product of a task."""
     return _end_tiles if _are_tiles(storage) else _nothing_to_begin
 
 
@@ -70,7 +70,7 @@ def lay_keys(source, source_row, count, head_dim, target, row, storage):
 
 @by_types
 def lay_queries(source, source_row, count, head_dim, panel, width, spare, storage):
-    """(count, head_dim) floats at a pointer as a panel with a column for each row; spare has tiles for as much."""
+    """Write (count, head_dim) floats at a pointer as a panel with a column for each row; `spare` holds as many."""
     return _lay_queries_by_tiles if _are_tiles(storage) else _lay_queries
 
 
@@ -102,7 +102,7 @@ def rows_of_terms(storage):
 def multiply_terms(tiles, rows, row, count, head_dim, columns, width, used, products, products_row, storage):
     """Compute products (count, used) = rows @ columns; whole tiles of products are written.
 
-    `count` rows lie as keys do, `row` words apart, `used` columns of `depth_of_terms` words `width` words apart.
+    `count` rows are stored like keys, `row` words apart; `used` columns have `depth_of_terms` words, `width` apart.
     """
     return _multiply_terms_by_tiles if _are_tiles(storage) else _multiply_terms
 
@@ -113,7 +113,7 @@ def weigh_values(
 ):
     """Compute sums (+)= the values of `seen` keys from key `skip` on, weighted by scores (seen, width).
 
-    `values` belong to `keys` keys; only the seen ones are multiplied, because zero times infinity is NaN.
+    There are `values` of `keys` keys; only the seen ones are multiplied, because zero times infinity is NaN.
     """
     return _weigh_values_by_tiles if _are_tiles(storage) else _weigh_values
 

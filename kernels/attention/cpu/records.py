@@ -1,7 +1,7 @@
 """Records of addresses, strides and numbers for attention's kernels, one for each direction.
 
 A view is an array (batch, heads, rows, columns) with contiguous rows: its address, 0 if it is absent, and its other
-strides in elements, 0 for axes of size 1. Code that fills a record keeps its arrays alive; they come from
+strides in elements, 0 for axes of size 1. Code that fills a record must keep its arrays alive; they come from
 `as_addressed_array`.
 """
 
@@ -23,7 +23,7 @@ VIEW = record(("address", ADDRESS), ("batch", np.intp), ("head", np.intp), ("row
 NOTHING = (0, 0, 0, 0)
 _TERMS = ("query_for_position", "position_key", "position_query", "position_bias", "segment_scores")
 
-# The fields of both directions: first those that are always set.
+# The fields of both directions, first the fields that are always set.
 COMMON = (
     *((name, VIEW) for name in ("query", "key", "value", "lse")),
     ("scratch", ADDRESS),
@@ -37,7 +37,7 @@ COMMON = (
     ("keep", np.float64),  # 1 / (1 - p) of dropout
     ("seed", np.uint64),
     ("threshold", np.uint32),  # random bits below it drop a weight; 0 without dropout
-    ("batch_rows", np.intp),  # the queries of a batch; 0 for packed ones, whose offsets go on
+    ("batch_rows", np.intp),  # queries per entry of a batch; 0 for packed ones, whose offsets count all tokens
 )
 OPTIONAL = (
     *((name, VIEW) for name in ("mask", "bias", *_TERMS)),
@@ -72,7 +72,7 @@ def added_mask(mask, dtype):
 
 
 def term_arrays(relative, query):
-    """Return the floating arrays of the terms by name, as views take them."""
+    """Return the floating arrays of the terms by name, as `view` expects them."""
     if relative is None:
         return {}
     for_position = relative.query_for_position
@@ -88,7 +88,7 @@ def term_arrays(relative, query):
 
 
 def integer_arrays(relative):
-    """Return the integers of the terms by name, as kernels read them."""
+    """Return the integers of the terms by name, as the kernels read them."""
     if relative is None:
         return {}
     names = ("distance_rows", "segment_ids", "segment_ids_k")
@@ -138,7 +138,7 @@ def absent_fields(kind):
 def make_scratch(count, size, dtype):
     """Return (memory, (its first cache line, count, size)) for `count` parts of `size` elements.
 
-    Raises MemoryError, with the size, if memory is short.
+    Raises MemoryError with the size if memory is insufficient.
     """
     memory = empty((count * size * dtype.itemsize + CACHE_LINE,), np.uint8)
     address = address_of(memory)
@@ -146,7 +146,7 @@ def make_scratch(count, size, dtype):
 
 
 def visible_keys(scoring, keys):
-    """Return how many of `keys` keys a query sees at most."""
+    """Return how many of `keys` keys a query attends to at most."""
     left, right = scoring.window
     return keys if UNLIMITED in (left, right) else min(keys, left + right + 1)
 
@@ -175,7 +175,7 @@ def span(offsets, s, length):
 
 @inline_helper
 def band(step, queries, keys):
-    """Return (below, above): query i sees the keys from i + below to i + above that exist."""
+    """Return (below, above): query i attends to the existing keys from i + below to i + above."""
     below, above = keys - queries - step.left, keys - queries + step.right
     return below, min(above, 0) if step.is_causal else above
 
@@ -200,7 +200,7 @@ def scratch_of(step, task, like):
 
 @inline_helper
 def rows_of(step):
-    """Return (the tables' rows by distance, the last distance that has one)."""
+    """Return (the tables' rows by distance, the last distance that has a row)."""
     return pointer_at(step.distance_rows, INT32), step.distances // 2
 
 

@@ -10,9 +10,9 @@ then added to their rows. For a block of rows of scores, (queries, keys):
                           one element shorter it is a square block, transposed. The gradients are products of dS^T, in
                           that layout, with B and K.
 
-A part of the gradients of the tables is summed by one task in the order of its sequences: the same bits for any number
-of threads. The scratch of a task is 6 times as large as the keys and queries of a sequence and head, plus two blocks of
-scores, beside attention's own.
+One task sums a part of the tables' gradients in the order of its sequences: the same bits for any number of threads.
+In addition to attention's own, the scratch of a task is 6 times as large as the keys and queries of a sequence and
+head, plus two blocks of scores.
 """
 
 from ..._numba import helper, inline_helper
@@ -255,7 +255,7 @@ def _differentiate_content_to_position(
     for k in range(0, max(distances, 1), SUM_DEPTH):  # without distances the gradient is written, too
         left, right, part = pointer(shifted, k), pointer(rows, (at + k) * columns), min(SUM_DEPTH, distances - k)
         multiply(left, used, 1, count, right, columns, part, head_dim, grad_p, columns, accumulate or k > 0)
-    whole = rounded_up(distances, TILE_ROWS)  # a part of a tile would change other sums; the spare factors are zero
+    whole = rounded_up(distances, TILE_ROWS)  # a partial tile would change other sums; the spare factors are zero
     multiply(shifted, 1, used, whole, p_rows, columns, count, head_dim, pointer(grad_rows, at * columns), columns, True)
 
 

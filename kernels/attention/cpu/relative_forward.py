@@ -1,7 +1,7 @@
 """The products of content and relative position that the forward kernel (forward.py) adds to its scores.
 
-For a block of queries and keys the tables' rows are written once, one column per distance, so that no row is looked up
-per score: everything is a matrix product and a shift.
+For a block of queries and keys the tables' rows are written once, one column per distance, so that no score looks up a
+row: each term is a matrix product and a shift.
 
     content to position   p (queries) times the columns of A, by descending distance: the score of query i and key j is
                           column j - i of row i. Seen as a matrix with rows one element shorter that is column j. It is
@@ -83,7 +83,7 @@ def _carve_scratch(scratch, block, head_dim):
     return scratch, key_table, query_table, segments, pointer(segments, 3 * width)
 
 
-# --- what the panels of a block share ---------------------------------------------------------------
+# --- shared by the panels of a block ----------------------------------------------------------------
 
 
 @with_terms(prepare_terms)
@@ -116,7 +116,7 @@ def _lay_table(table, h, rows, distance, step, count, head_dim, buffer, target, 
         pack_strip(buffer, row, 1, lanes(target), depth, pointer(target, u), columns)
 
 
-# --- what each panel of queries adds ----------------------------------------------------------------
+# --- added by each panel of queries -----------------------------------------------------------------
 
 
 @with_terms(add_terms)

@@ -1,4 +1,4 @@
-"""Attention as a step of a program: its record is the forward's."""
+"""Attention as a step of a program, with the record of the forward."""
 
 import numpy as np
 
@@ -11,12 +11,12 @@ from .forward import run
 from .records import absent_fields, integer_arrays, term_arrays
 
 STEP = FORWARD
-# By the storage of the weights; those of uint8 (int8 in groups) stand beside float32.
+# By the storage of the weights; those of uint8 (int8 in groups) are used with float32.
 STORAGE_BESIDE = {np.float32: np.float32, np.uint16: ROUNDED, np.int8: ROUNDED, np.uint8: np.float32}
 
 
 def deferred_attention(program, query, key, value, scoring, return_probs, return_components, compute_dtype):
-    """Note a step of packed attention in float32, or bfloat16 beside weights of low precision; None for others."""
+    """Record a step of packed attention in float32, or bfloat16 with low-precision weights; return None for others."""
     has_masks = scoring.attn_mask is not None or scoring.bias is not None
     if scoring.cu_seqlens is None or return_probs or return_components or has_masks or not query.size:
         return None
@@ -55,12 +55,12 @@ def _is_readable(program, array):
 
 
 def marker_of_steps(records):
-    """Return the marker for code with relative terms, which takes seconds to compile, if a record has them."""
+    """Return the marker for code with relative terms, which takes seconds to compile, if a record needs it."""
     names = "position_key", "position_query", "segment_scores"
     return RELATIVE if any(records[name]["address"].any() for name in names) else None
 
 
 @helper
 def run_step(step, counter, storage, relative, task):
-    """Compute tasks of a program's step until none is left."""
+    """Compute tasks of a program's step until all are done."""
     run(step, counter, FLOAT, storage, relative, task)

@@ -1,6 +1,6 @@
 """Products of content and relative position in attention's scores, compiled only if they exist.
 
-`terms` is None, or what `terms_of` makes of a record. relative_forward.py and relative_backward.py implement these
+`terms` is None, or the result of `terms_of` for a record. relative_forward.py and relative_backward.py implement these
 functions for terms (`with_terms`).
 
 In the forward, `place` is (sequence, head, first query of the sequence, queries, its first key, keys) and `block` the
@@ -28,13 +28,13 @@ def terms_size(terms, queries, keys, head_dim, like):
 
 @by_types
 def prepare_terms(terms, place, block, head_dim, storage, scratch):
-    """Prepare what all panels of a block share."""
+    """Prepare the operands shared by all panels of a block."""
     return _with("prepare_terms", terms) or (lambda terms, place, block, head_dim, storage, scratch: None)
 
 
 @by_types
 def add_terms(terms, tiles, place, block, panel, k_rows, head_dim, storage, scratch, scores, spare):
-    """Add to the products (keys, width) of a panel: (first query, queries, width, first key in the block, keys).
+    """Add to the products (keys, width) of `panel`: (first query, queries, width, first key in the block, keys).
 
     `k_rows` are the block's keys as `lay_keys` writes them.
     `tiles` is the tiles' state, `spare` a scratch of the size of the scores.
@@ -58,13 +58,13 @@ def backward_terms_size(terms, queries, keys, head_dim, like):
 
 @by_types
 def begin_terms(terms, place, head_dim, scratch):
-    """Prepare what all blocks of a sequence and head share."""
+    """Prepare the operands shared by all blocks of a sequence and head."""
     return _with("begin_terms", terms) or (lambda terms, place, head_dim, scratch: None)
 
 
 @by_types
 def add_terms_to_rows(terms, place, block, head_dim, scratch, products, row):
-    """Add to the products of a block, rows of `row` elements."""
+    """Add the terms to the products of a block, rows of `row` elements."""
     return _with("add_terms_to_rows", terms) or (lambda terms, place, block, head_dim, scratch, products, row: None)
 
 
@@ -83,7 +83,7 @@ def finish_terms(terms, place, head_dim, scale, scratch):
 
 
 def with_terms(function):
-    """Decorate the implementation of `function` for terms: for a first argument, or `relative`, other than None."""
+    """Decorate the implementation of `function` for terms: for a first argument, or `relative`, that is given."""
 
     def register(implementation):
         _IMPLEMENTATIONS[function.__name__] = implementation

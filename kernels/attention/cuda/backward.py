@@ -1,9 +1,9 @@
 """CUDA gradients of attention, and its forward with dropout: float16 and bfloat16 on tensor cores, float32 by FMA.
 
-If a term added to the scores has a gradient (a bias, tables of relative positions, segments), the kernels write out the
-gradients of the scores: for a bias as one array of their size, else for a few heads at a time (relative.py),
-with a row for each token as long as the longest sequence. For biases by distance they write only sums along diagonals,
-a row for 16 queries.
+If a term added to the scores has a gradient (a bias, tables of relative positions, segments), the kernels write the
+gradients of the scores to memory: for a bias as one array of the scores' size, else for a few heads at a time
+(relative.py), with a row for each token, as long as the longest sequence. For biases by distance they write only sums
+along diagonals, one row for 16 queries.
 """
 
 from functools import partial
@@ -26,12 +26,12 @@ MMA_STRIP = 16  # rows
 
 
 def _is_general(c_name, padded, has_added):
-    """Return whether a kernel takes terms added to the scores; the others are for the usual case alone."""
+    """Return whether a kernel accepts terms added to the scores; the others serve only the usual case."""
     return has_added or c_name == "float" or padded > 128
 
 
 def _goals(c_name, padded, is_general):
-    """Return the goals of backward.cuh: registers hold the sums of keys and of values, or of one of them."""
+    """Return the goals of backward.cuh: registers hold the sums for keys and values, or for one of them."""
     apart = is_general and padded >= 128 and c_name != "float"
     return ("QUERIES", "OUTPUT", *(("KEYS", "VALUES") if apart else ("KEYS_AND_VALUES",)))
 
@@ -103,7 +103,7 @@ def attention_backward(grad_output, query, key, value, output, lse, scoring, out
 
 def check_head_dim(query):
     if query.shape[3] > MAX_HEAD_DIM:
-        raise ValueError(f"query has head_dim {query.shape[3]}, the CUDA kernels take at most {MAX_HEAD_DIM}")
+        raise ValueError(f"query has head_dim {query.shape[3]}, expected at most {MAX_HEAD_DIM} on CUDA")
 
 
 def _variant(scoring, problem, dtype):
@@ -114,7 +114,7 @@ def _variant(scoring, problem, dtype):
 
 
 def shared_memory(padded, dtype, has_bands=False):
-    """Return a block's bytes: two tiles of its own, two of the other side in each buffer, and its scores."""
+    """Return a block's bytes: its own two tiles, two of the other side in each buffer, and its scores."""
     rows, others, buffers = (FP32 if dtype == np.float32 else MMA)[padded]
     count = 2 * rows + 2 * buffers * others
     if dtype == np.float32:
@@ -147,8 +147,8 @@ def _dropping(scoring):
 def _longest_sequences(query, key, scoring):
     """Return the longest lengths of queries and keys if gradients of scores are wanted, else zeros.
 
-    Reads packed offsets, which waits for the GPU, unless the caller knows a bound and there is no bias, whose gradient
-    has this shape.
+    Reads packed offsets, which waits for the GPU, unless a bound is given and there is no bias, whose gradient has this
+    shape.
     """
     if scoring.bias is None and scoring.relative is None:
         return 0, 0
@@ -165,7 +165,7 @@ def _sum_broadcast(grad_scores, bias):
 
 
 class _Scores:
-    """Gradients of scores that are needed one by one: of all heads if a bias has a gradient, else of some.
+    """Gradients of the individual scores: of all heads if a bias has a gradient, else of some.
 
     Attributes:
         sizes: rows of a head, rows of a sequence or 0, and the longest sequence of keys: struct ScoreGradients.
@@ -194,7 +194,7 @@ class _Scores:
         return self._array[heads] if self._is_whole else self._array[: heads.stop - heads.start]
 
     def of_bias(self):
-        """Return (sequences, heads, longest queries, longest keys), zeros where no key is seen."""
+        """Return (sequences, heads, longest queries, longest keys), zeros for hidden keys."""
         heads, rows, longest_k = self._shape
         longest_q = int(self.sizes[1])
         sequences = rows // max(longest_q, 1)
@@ -251,7 +251,7 @@ class _RelativeGradients:
                 self._found[name][...] = 0
 
     def add(self, products, heads, grad_query, grad_key):
-        """Add the gradients of some heads, whose gradients of scores are ready; also to those of queries and keys."""
+        """Add the gradients of some heads, whose scores' gradients are ready; also to those of queries and keys."""
         relative, found = self._relative, self._found
         if relative.position_key is not None:
             of_vectors = found.get("query_for_position", grad_query)
@@ -272,7 +272,7 @@ class _RelativeGradients:
         return type(self._relative)(None, **self._found)
 
     def _sum_by_row(self, heads, of_keys, table):
-        """Write to (heads, tokens, rows) the sums of each query, or key, by row of the tables, times the scale."""
+        """Write to (heads, tokens, rows) the sums for each query, or key, by row of the tables, times the scale."""
         count, tokens, _ = table.shape
         args = self._scores.of(heads), table, *self._offsets, *self._listed_distances(), self._problem
         kernel, grid = _cuda.template("sum_scores", _cuda.c_type(table.dtype)), (-(-tokens // TOKENS), count)
@@ -280,7 +280,7 @@ class _RelativeGradients:
         KERNELS.launch(kernel, grid, (WARP, TOKENS), (*args, *numbers))
 
     def _sum_by_segment(self, heads, grad):
-        """Write the sums of each query for keys of its segment and of other segments, times the scale."""
+        """Write the sums for each query over keys of its segment and of other segments, times the scale."""
         batch, _, length, _ = grad.shape
         count, tokens, xp = heads.stop - heads.start, batch * length, _cuda.array_module(grad)
         table = xp.empty((count, tokens, 2), np.float32)
@@ -291,7 +291,7 @@ class _RelativeGradients:
         grad[:, heads] = table.reshape(count, batch, length, 2).transpose(1, 0, 2, 3).astype(grad.dtype)
 
     def _listed_distances(self):
-        """Return (starts, distances) of list_distances, made once."""
+        """Return (starts, distances) of list_distances, computed once."""
         if self._listed is None:
             relative, (rows, longest) = self._relative, (int(self._problem["rows"]), self._bands.longest)
             xp = _cuda.array_module(relative.distance_rows)
@@ -302,7 +302,7 @@ class _RelativeGradients:
         return self._listed
 
 
-# ---- how arrays lie: (tokens, heads, head_dim) when packed, else (batch, heads, length, head_dim) --------------------
+# ---- layout of arrays: (tokens, heads, head_dim) when packed, else (batch, heads, length, head_dim) ------------------
 
 
 def _contiguous(array, is_packed):

@@ -1,4 +1,4 @@
-"""Common parts of the launches of attention's CUDA kernels: the struct that they take, and probabilities."""
+"""Common parts of the launches of attention's CUDA kernels: their struct of arguments, and probabilities."""
 
 import numpy as np
 
@@ -52,19 +52,19 @@ def kernel_inputs(query, key, value, scoring):
 
 
 def set_strides(struct, **arrays):
-    """Write the strides of each array, in elements, into the field of its name, as many as that holds; None: zeros.
+    """Write the strides of each array, in elements, into the field of its name, as many as fit there; None: zeros.
 
-    An axis of size 1 may have any stride; here it is 0, so that a tile that reads beyond stays where it is.
+    An axis of size 1 may have any stride; here it is 0, so that a tile that reads past its end stays in place.
     """
     for name, array in arrays.items():
         if array is not None:
-            count = struct.dtype[name].shape[0]  # of the last axis of query, key and value it is 1
+            count = struct.dtype[name].shape[0]  # the last axis of query, key and value has stride 1
             axes = zip(array.strides[:count], array.shape[:count], strict=True)
             struct[name] = [stride // array.dtype.itemsize if size > 1 else 0 for stride, size in axes]
 
 
 def added_kind(scoring):
-    """Return which kernel adds the masks and biases to the scores: a name of enum Added in problem.cuh."""
+    """Return the name in enum Added (problem.cuh) of the kernel that adds the masks and biases to the scores."""
     masks = [array for array in (scoring.attn_mask, scoring.bias) if array is not None]
     has_distances = scoring.relative is not None and scoring.relative.position_bias is not None
     if not masks:
@@ -74,23 +74,23 @@ def added_kind(scoring):
 
 
 def _readable_by_key(array):
-    """Return a mask or bias with neighbouring keys side by side or, broadcast, in one place, copied if necessary."""
+    """Return a mask or bias whose stride of the keys is 1 or, if broadcast, 0; copied if necessary."""
     if array is None or array.shape[3] == 1 or array.strides[3] in (0, array.itemsize):
         return array
     once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
     xp = _cuda.array_module(array)
-    return np.broadcast_to(xp.ascontiguousarray(once), array.shape)  # CuPy takes the call over for its own arrays
+    return np.broadcast_to(xp.ascontiguousarray(once), array.shape)  # CuPy handles the call for its own arrays
 
 
 def _has_pairs(array):
-    """Return whether two neighbouring keys, from an even one on, are one aligned word of memory."""
+    """Return whether each even key and the next one form an aligned word of memory."""
     steps = (stride for stride, size in zip(array.strides[:3], array.shape[:3], strict=True) if size > 1)
     is_even = all(step % (2 * array.itemsize) == 0 for step in steps)
     return array.strides[3] == array.itemsize and is_even and _cuda.is_aligned(array, 2 * array.itemsize)
 
 
 def tile_count(problem, is_packed, rows):
-    """Return the blocks of a head whose tiles have `rows` queries; see find_sequence in problem.cuh for packed ones."""
+    """Return the blocks of a head with tiles of `rows` queries; packed: see find_sequence in problem.cuh."""
     length, sequences = int(problem["length"]), int(problem["sequences"])
     return length // rows + sequences if is_packed else sequences * -(-length // rows)
 
@@ -105,8 +105,8 @@ def compute_probs(launch, query, key, cu_seqlens, cu_seqlens_k, sequences):
         tiles = -(-longest_q // PROBS_TILE) * -(-longest_k // PROBS_TILE)
         launch(sequences * heads * tiles, probs, (np.int32(longest_q), np.int32(longest_k)))
     if probs.dtype == np.float32:
-        # The scores differ from the forward's by rounding, which exp() turns into 5e-4 at scores of 4000. Half
-        # precision hides that.
+        # The scores differ from the forward's by rounding, which exp() increases to 5e-4 at scores of 4000. Half
+        # precision hides it.
         total = probs.sum(axis=-1, keepdims=True)
         probs /= xp.where(total == 0, 1, total)
     return probs

@@ -1,17 +1,17 @@
 """CUDA attention with tables of relative positions and segments: 16 bits on tensor cores, float32 by FMA.
 
-The backward goes by tables of products. The term that a query or a key adds to a score depends on the row of the table
-alone: one product of all queries, or keys, with a table computes it for every row, (heads, tokens, rows) in float32.
+The backward uses tables of products. The term that a query or a key adds to a score depends only on the row of the
+table: one product of all queries, or keys, with a table computes it for every row, (heads, tokens, rows) in float32.
 The gradients of these products are the gradients of the scores summed by row; one more product each gives the gradients
 of the vectors and of the table. Tokens are numbered through the batch.
 
-Such arrays of all heads would be many times the size of what a layer keeps: 403 MB each at 32 sequences of 512 tokens,
-12 heads and 512 rows. So a few heads are computed at a time, in the same memory: as many as fit into MOST_BYTES, but at
-least those that share a head of keys. One head takes 4 bytes a token for each row of each table, and for each key of
-the longest sequence.
+Such arrays of all heads would be many times larger than the arrays that a layer keeps: 403 MB each at 32 sequences of
+512 tokens, 12 heads and 512 rows. So a few heads are computed at a time, in the same memory: as many as fit into
+MOST_BYTES, but at least those that share a head of keys. One head takes 4 bytes a token for each row of each table, and
+for each key of the longest sequence.
 
-A sum of scores goes from the farthest key behind the query to the farthest before it. The products are cuBLASLt's,
-which sum in one order for each shape; a table's gradient is summed over all tokens, like a weight's.
+A sum of scores runs from the farthest key after the query to the farthest before it. cuBLASLt computes the products,
+with one order of summation for each shape; a table's gradient is summed over all tokens, like a weight's.
 """
 
 import math
@@ -25,7 +25,7 @@ from ..arguments import heads_first
 from .problem import set_strides
 
 # {padded head_dim: (queries per block, keys at once)}: RelativeTiling in relative_tensor_cores.cuh. In float32 the
-# smaller ones are for sm_75, where both tables, queries for them and a mask need 256 bytes more than its 64 KB.
+# smaller tiles are for sm_75, where both tables, their queries and a mask need 256 bytes more than its 64 KB.
 MMA = {32: (64, 32), 64: (64, 32), 128: (32, 16)}
 FP32 = {32: ((64, 32),), 64: ((32, 32), (32, 16)), 128: ((16, 16), (8, 16))}
 FP32_THREADS = 128
@@ -52,7 +52,7 @@ RELATIVE = np.dtype([*((name, np.int64, 3) for name in STRIDED), *((name, np.int
 
 
 def has_terms(relative):
-    """Return whether there are more terms than biases by distance, which all kernels take."""
+    """Return whether there are terms other than biases by distance, which all kernels accept."""
     if relative is None:
         return False
     return any(it is not None for it in (relative.position_key, relative.position_query, relative.segment_scores))
@@ -97,7 +97,7 @@ def fp32_tile(padded, added, most, *present):
     `most` bytes.
     """
     for rows, keys in FP32[padded]:
-        probs = max(keys * padded, rows * (keys + 16))  # the probabilities take the place of the keys
+        probs = max(keys * padded, rows * (keys + 16))  # the probabilities reuse the memory of the keys
         shared_bytes = 4 * ((rows + keys + _tile_rows(rows, keys, *present)) * padded + probs)
         if shared_bytes + (0 if added == "NOTHING" else 4 * (rows + keys)) <= most:
             break
@@ -126,7 +126,7 @@ class Products(NamedTuple):
 def some_heads(problem, *parts):
     """Return slices of the queries' heads that are computed together: whole groups that share a head of keys.
 
-    The `parts`, which take `bytes_of_head`, reserve memory for them.
+    The `parts`, which need `bytes_of_head`, reserve memory for them.
     """
     heads, sharing = int(problem["heads"]), int(problem["sharing"])
     at_once = min(heads, MOST_BYTES // max(sum(part.bytes_of_head for part in parts), 1))
@@ -212,7 +212,7 @@ class RelativeProducts:
         return _heads_of(array, self._heads_of_keys(heads))
 
     def _sharers(self):
-        """Return slices: the first head of queries of each head of keys, then the second ones, and so on."""
+        """Return slices of the queries' heads: the first one for each head of keys, then the second ones, and so on."""
         return [slice(first, None, self._sharing) for first in range(self._sharing)]
 
 

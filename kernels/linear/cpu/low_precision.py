@@ -1,7 +1,7 @@
 """Products of rows with weights in bfloat16 and int8, on tiles or in vectors, and the rounding of the rows.
 
-On tiles rows lie in strips, and panels are as wide as two tiles. In vectors rows lie one after the other in words of 32
-bits, and panels are as wide as those of float32.
+For tiles, rows are stored in strips, and panels are as wide as two tiles. For vectors, rows follow one another in words
+of 32 bits, and panels are as wide as those of float32.
 """
 
 from ..._numba import LEVEL, helper, inline_helper
@@ -12,7 +12,7 @@ from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.simd import pointer
 
 GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words, see run_product
-_LEVELS_PER_WORD = 2 if has_pair_dot() else WORD_BYTES  # two where panels are widened to pairs
+_LEVELS_PER_WORD = 2 if has_pair_dot() else WORD_BYTES  # two if panels are widened to pairs
 
 
 @helper
@@ -53,7 +53,7 @@ else:
 
     @inline_helper
     def _strides(words):
-        """Return the strides of rounded rows of so many words for `run_product`."""
+        """Return the strides for `run_product` of rounded rows with this number of words."""
         if STRIP_ROWS > 1:
             return 1, GROUP_ROWS, words * GROUP_ROWS
         return words, 1, words * GROUP_ROWS

@@ -1,7 +1,7 @@
-"""Panels of words of two bfloat16, from float32 matrices that are summed over their rows, and transposes of panels.
+"""Panels of words of two bfloat16, from float32 matrices whose products sum over their rows, and transposed panels.
 
 A word joins two rows of one column (low_precision/operands.py), so that no transpose of the matrix is made. Training
-packs with each step, in bfloat16 about a tenth of a product's time.
+packs in each step, which in bfloat16 takes about a tenth of a product's time.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ _TILED = LEVEL.tiles is not None
 def pack_columns(x, width, as_strips=False):
     """Return float32 x (rows, n) as panels of bfloat16, (panels, words, 2 * width) uint16, `width` whole vectors.
 
-    With `as_strips`, on CPUs with tiles, the columns are the rows of a product on tiles: `width` of them are a strip.
+    With `as_strips`, on CPUs with tiles, the columns become rows of a product on tiles: `width` are a strip.
     """
     rows, columns = x.shape
     words = max(-(-rows // (2 * DEPTH_WORDS)), 1) * DEPTH_WORDS
@@ -36,7 +36,7 @@ def pack_columns(x, width, as_strips=False):
 
 
 def transposed_pairs(panels, out_features, in_features):
-    """Return the panels of the transpose of a bfloat16 weight with these panels."""
+    """Return the panels of the transpose of a bfloat16 weight given by its panels."""
     depth = max(-(-out_features // (2 * DEPTH_WORDS)), 1) * DEPTH_WORDS
     result = aligned_empty((-(-in_features // PANEL_WORDS), depth, PANEL_WORDS), np.float32)
     tasks = min(num_threads(), max(len(result), 1))
@@ -61,7 +61,7 @@ def _pack_columns(x, panels, as_strips, task, tasks):
             lay_depth(pointer(x, k * x.shape[1] + p * width), x.shape[1], depth, columns, target, width, _STORAGE)
             _zero(target, (depth + 1) // 2 * width, own * width)
             if as_strips:
-                transpose_block(target, width, width - 1, target, width)  # which reads all before it writes
+                transpose_block(target, width, width - 1, target, width)  # it reads the whole block before it writes
 
 
 @helper

@@ -31,19 +31,19 @@ STEP = record(
     ("activation", np.intp),
     ("output", ADDRESS),
     ("rounded", ADDRESS),  # rows of the input in low precision: ROUNDED or QUANTIZED
-    ("zero", ADDRESS),  # of each row in int8, as its step
+    ("zero", ADDRESS),  # of each row in int8, like its step
     ("step_size", ADDRESS),
 )
-IS_ROUNDED = ROUNDED is not np.float32  # the input, beside weights in bfloat16
+IS_ROUNDED = ROUNDED is not np.float32  # the input, with weights in bfloat16
 _ROUNDED, _QUANTIZED = ROUNDED(0), QUANTIZED(0)
 _HALVES = WORD_BYTES // 2  # bfloat16 in a word
-# What makes memory for the rounded rows of an input, by the storage of the weight.
+# Functions that allocate memory for the rounded rows of an input, by the storage of the weight.
 _MAKE_ROUNDED = {np.int8: rows_of_bytes} | ({np.uint16: rows_of_bfloat16} if IS_ROUNDED else {})
 STORAGE = {"float32": FLOAT, "uint16": BFLOAT16, "int8": INT8, "uint8": UINT8}  # by the dtype of a weight's panels
 
 
 def deferred_linear(program, input, weight, bias, activation, residual):
-    """Note a step of `linear` with a packed weight of float32 or less; return None if that is impossible."""
+    """Record a step of `linear` with a packed weight of float32 or less; return None if that is impossible."""
     if not isinstance(weight, PackedWeight) or not input.size or not are_plain(input, bias, residual):
         return None
     storage = STORAGE.get(weight.panels.dtype.name)
@@ -115,7 +115,7 @@ def _output_and_epilogue(step):
 
 @by_types
 def run_step(step, counter, scratch, storage):
-    """Compute tasks of a step's product until none is left; `scratch` as for `run_product`."""
+    """Compute tasks of a step's product until all are done; `scratch` as for `run_product`."""
     elements = max(32 // storage.bitwidth, 1)  # per word
 
     def floats(step, counter, scratch, storage):

@@ -1,12 +1,12 @@
 """The gradient of a weight on the CPU: grad_output.T @ input, a sum over rows.
 
-Both matrices are read a chunk of rows at a time, in memory order: the chunk of the input is written to panels, a strip
-of that of grad_output to groups of columns that fill a cache line, and tiles of the two add to the output. A task has
-some rows of the output and writes its own panels, of as many columns as keep them in a cache. The order of an element's
-sum depends on the number of rows alone. It is faster than packing both matrices as a whole: panel by panel their rows
-would be read in pieces, and a panel of 768 rows does not fit the first-level cache.
+Both matrices are read a chunk of rows at a time, in memory order: the input's chunk is written to panels, a strip of
+grad_output's chunk to groups of columns that fill a cache line, and tiles of the two add to the output. A task computes
+some rows of the output and writes its own panels, with few enough columns to stay in a cache. The order of an element's
+sum depends only on the number of rows. Packing both matrices as a whole would be slower: their rows would be read in
+pieces, panel by panel, and a panel of 768 rows does not fit in the first-level cache.
 
-The gradient of the bias, the sums of the columns of grad_output, is taken from the rows before they are written.
+The gradient of the bias, the sums of the columns of grad_output, is computed from the rows before they are written.
 """
 
 import numpy as np
@@ -31,11 +31,11 @@ from ..._numba.simd import (
     wide_pointer,
 )
 
-CHUNK_ROWS = 3 * BLOCK_ROWS  # a panel, a group and a tile of the output fit 32 KB
+CHUNK_ROWS = 3 * BLOCK_ROWS  # a panel, a group and a tile of the output fit in 32 KB
 STRIP = 64  # columns of grad_output
 # Elements of the output that are summed before the next ones, so that they stay in a cache.
 PART = 1 << (20 if LEVEL.vector_bytes >= 64 else 18)
-PART_COLUMNS = 768  # more leave a part so few rows that writing panels takes a fifth of the time
+PART_COLUMNS = 768  # more would leave a part so few rows that writing panels takes a fifth of the time
 
 _tile = make_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 

@@ -282,7 +282,7 @@ def test_what_calls_are_refused_for(encoder):
         (encoder.rank, {"query": 5, "documents": []}, TypeError, "query is int, expected"),
         (encoder.rank, {"query": "a", "documents": "b"}, TypeError, "documents is str, expected a list"),
         (encoder.rank, {"query": "a", "documents": [], "top_k": 0}, ValueError, "top_k is 0"),
-        (maxsim, {"a": vectors, "b": [vectors[0][:, :3]]}, ValueError, "a has vectors of 21, b of 3, expected as many"),
+        (maxsim, {"a": vectors, "b": [vectors[0][:, :3]]}, ValueError, "a has vectors of 21, b of 3, expected equal"),
         (maxsim, {"a": vectors[0][0], "b": vectors}, ValueError, r"a has shape \(21,\), expected \(texts, tokens"),
         (maxsim, {"a": ["x"], "b": vectors}, TypeError, r"a\[0\] has dtype <U1, expected numbers"),
         (maxsim, {"a": [vectors[0], vectors[1][:, :2]], "b": []}, ValueError, r"a\[1\] has shape \(3, 2\), expected"),
