@@ -1,5 +1,5 @@
 // Activation functions over float, as functors: for elementwise kernels and for the epilogues of matrix products.
-// NaN gives NaN; at the infinities the formulas are followed in IEEE arithmetic, as reference.py does.
+// NaN gives NaN; at the infinities the formulas are computed in IEEE arithmetic, as in reference.py.
 
 struct Relu {
   static __device__ __forceinline__ float apply(float x) { return x < 0.f ? 0.f : x; }  // fmaxf would swallow NaN
@@ -18,8 +18,8 @@ struct GeluErf {
   static __device__ __forceinline__ float apply(float x) { return 0.5f * x * (1.f + erff(x * 0.70710678118654752f)); }
 };
 
-// 1 - Phi(size) to 2^-14.9 of itself: t 2^(P(t) - size^2 log2(e) / 2), t = 1 / (1 + 0.26 size) and P fitted for 0 to 13;
-// 0 beyond. In half of erff's instructions, for half precision.
+// 1 - Phi(size) to a relative error of 2^-14.9: t 2^(P(t) - size^2 log2(e) / 2), t = 1 / (1 + 0.26 size) and P fitted
+// for 0 to 13; 0 beyond. It takes half of erff's instructions; for half precision.
 __device__ __forceinline__ float upper_tail(float size) {
   const float t = __fdividef(1.f, fmaf(0.26f, size, 1.f));
   float exponent = fmaf(-0.55331033f, t, 1.06541860f);
@@ -32,7 +32,7 @@ __device__ __forceinline__ float upper_tail(float size) {
 struct GeluErfRounded {
   static __device__ __forceinline__ float apply(float x) {
     const float size = fminf(fabsf(x), 16.f);
-    return fmaf(-size, upper_tail(size), x < 0.f ? 0.f * x : x);  // NaN of NaN, and of -inf
+    return fmaf(-size, upper_tail(size), x < 0.f ? 0.f * x : x);  // NaN for NaN and -inf
   }
 };
 
@@ -50,7 +50,7 @@ template <class F, int N> __device__ __forceinline__ void apply_all(float (&valu
 }
 
 // By its code in activation_names.py, to be rounded to T; NO_ACTIVATION changes nothing. A run-time choice: it costs one
-// uniform branch per vector, where a template argument would multiply by six what has to be compiled.
+// uniform branch per vector, where a template argument would mean six times as much code to compile.
 template <class T, int N> __device__ __forceinline__ void activate(float (&values)[N], int activation) {
   switch (activation) {
     case 0: apply_all<Relu>(values); break;
@@ -109,7 +109,7 @@ struct GeluTanhDerivative {
   }
 };
 
-// By the activation's code, as `activate`; 1 of none.
+// By the activation's code, as in `activate`; 1 without one.
 template <class T, int N> __device__ __forceinline__ void differentiate(float (&values)[N], int activation) {
   switch (activation) {
     case 0: apply_all<ReluDerivative>(values); break;

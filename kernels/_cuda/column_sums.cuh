@@ -1,5 +1,5 @@
 // Sums down the columns of rows, without atomics: a block sums a chunk of rows in a fixed order into one row
-// of partial sums, and a second launch of one chunk sums those. The order depends on the number of rows alone.
+// of partial sums, and a second launch of one chunk sums those. The order depends only on the number of rows.
 #include "common.cuh"
 
 constexpr int SUM_COLUMNS = 32, SUM_LANES = 8, SUM_CHUNK = 128;  // rows of a chunk; as in rows.py

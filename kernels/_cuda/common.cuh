@@ -85,7 +85,7 @@ template <class T> __device__ __forceinline__ uint4 pack_floats(const float (&va
 
 __device__ __forceinline__ bool is_aligned(const void *pointer) { return (size_t)pointer % 16 == 0; }
 
-// How many elements `pointer` lies beyond the last 16-byte boundary.
+// How many elements `pointer` is beyond the last 16-byte boundary.
 template <class T> __device__ __forceinline__ int misalignment(const T *pointer) {
   return (int)((size_t)pointer % 16 / sizeof(T));
 }
@@ -96,10 +96,10 @@ template <class Index> struct Same {
   using type = Index;
 };
 
-// array[begin] to array[begin + VECTOR - 1], `outside` where the index is not in [0, count). One 16-byte load when the
-// vector lies inside and on a 16-byte boundary, else element by element: heads, tails and misaligned arrays are right,
-// only slower. The vector stays packed until all loads are under way: converted at once, or taken apart into elements
-// of T, each load waits for the one before.
+// array[begin] to array[begin + VECTOR - 1], `outside` where the index is not in [0, count). One 16-byte load if the
+// vector is inside and on a 16-byte boundary, else element by element: heads, tails and misaligned arrays are right,
+// only slower. The vector stays packed until all loads are in flight: converted at once, or split into elements of T,
+// each load waits for the previous one.
 template <class T, class Index>
 __device__ __forceinline__ uint4 load_packed(const T *array, Index begin, typename Same<Index>::type count,
                                              float outside) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void store_vector(T *array, Index begin, typename Sam
     if (begin + i >= 0 && begin + i < count) array[begin + i] = vector.value[i];
 }
 
-// The same of arrays that begin and end on 16-byte boundaries if ALIGNED, at a `begin` that is on one and within.
+// The same for arrays that begin and end on 16-byte boundaries if ALIGNED, with `begin` on a boundary and inside.
 template <bool ALIGNED, class T, class Index>
 __device__ __forceinline__ uint4 load_vector(const T *array, Index begin, typename Same<Index>::type count) {
   if constexpr (ALIGNED) return *reinterpret_cast<const uint4 *>(array + begin);
@@ -142,8 +142,8 @@ __device__ __forceinline__ void store_vector(T *array, Index begin, typename Sam
 }
 
 // The vector that a thread has of a row, in a block with VECTOR_COLUMNS vectors of blockDim.y rows.
-// Without a division: 64 bits wide, one costs as much as the vector.
-constexpr int VECTOR_COLUMNS = 32;  // as in vectors.py
+// Without a division: in 64 bits, it costs as much as the vector.
+constexpr int VECTOR_COLUMNS = 32;  // as in _cuda/__init__.py
 
 template <class T> struct VectorOfRow {
   long long row;
@@ -161,7 +161,7 @@ struct Sum {
   static __device__ __forceinline__ float combine(float a, float b) { return a + b; }
 };
 
-// The larger of two; a NaN loses against a number.
+// The larger of two numbers; the number if the other is NaN.
 struct Max {
   static __device__ __forceinline__ float identity() { return -INFINITY; }
   static __device__ __forceinline__ float combine(float a, float b) { return fmaxf(a, b); }

@@ -1,4 +1,4 @@
-// Kernels over many arrays at once: a table of their addresses, cut into chunks of MANY_CHUNK elements, a block to each.
+// Kernels over many arrays at once: a table of their addresses, in chunks of MANY_CHUNK elements, one block per chunk.
 #pragma once
 #include "common.cuh"
 
@@ -38,7 +38,7 @@ template <int ARRAYS> struct Chunk {
   }
 };
 
-// The sum over the block, in thread 0, in one order. In float64, where squares of float32 neither overflow nor vanish.
+// The sum over the block, in thread 0, in one order. In float64 squares of float32 neither overflow nor vanish.
 __device__ __forceinline__ double block_sum(double value) {
   SHARED_ARRAY(double, held, MANY_THREADS);
   held[threadIdx.x] = value;

@@ -28,7 +28,7 @@ __device__ __forceinline__ void mma<__half>(float (&d)[4], const unsigned (&a)[4
 // The four lanes of a group hold rows group and group + 8 of A; those of groups n, n + 1 hold columns n, n + 1 of B.
 __device__ __forceinline__ void mma_bf16_by_shuffles(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   const int lane = threadIdx.x % WARP, group = lane / 4, column = 2 * (lane % 4);
-#pragma unroll 1  // a real loop: unrolled, the shuffles of many mma's are started at once and their results spill
+#pragma unroll 1  // a real loop: unrolled, the shuffles of many mma instructions start at once and their results spill
   for (int k = 0; k < 4; ++k) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-// Waits until at most PENDING of this thread's latest groups are under way.
+// Waits until at most PENDING of this thread's latest groups are in flight.
 template <int PENDING> __device__ __forceinline__ void cp_async_wait() {
 #if TARGET_ARCH >= 800
   ptx_cp_async_wait<PENDING>();

@@ -6,16 +6,16 @@
 constexpr float NORM_SHRINK = 8.271806125530277e-25f;  // 2^-80
 constexpr float LEAST_EPS = 1.1754943508222875e-38f;   // 2^-126
 
-// How a row is normalised: (x * factor - mean) * scale, x = input + residual. The factor is 1 but for rows whose
-// squares overflow: the result does not depend on scale, and eps is nothing beside a row so large.
+// How a row is normalised: (x * factor - mean) * scale, x = input + residual. The factor is 1 except for rows whose
+// squares overflow: the result does not depend on scale, and eps is negligible for such rows.
 struct RowStatistics {
   float mean, scale, factor;
 };
 
 // ---- aligned rows -----------------------------------------------------------------------------------------------
 
-// Makes of an aligned row, input + residual, its deviations from its mean, 0 beyond its end; share = 1 / width. False
-// where the squares overflow: then the row is to be scaled down, `again`.
+// Replaces an aligned row, input + residual, by its deviations from its mean, 0 beyond its end; share = 1 / width.
+// Returns false if the squares overflow: then call it `again`, which scales the row down.
 template <class T, int GROUP, int ITEMS>
 __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowStatistics &by, int width, float share,
                                        float eps, bool centred, bool again) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowSta
     float sum = 0.f, rest = 0.f;
     Row::each([&](int k, int i) { sum += row.values[k][i]; });
     by.mean = group_reduce<Sum, GROUP>(sum) * share;
-    // The mean of the deviations is what rounding has left; equal numbers have no other deviation.
+    // The mean of the deviations is the rounding error; equal numbers have no other deviation.
     Row::each([&](int k, int i) { rest += row.values[k][i] - (Row::inside(k, width) ? by.mean : 0.f); });
     by.mean += group_reduce<Sum, GROUP>(rest) * share;
     Row::each([&](int k, int i) { row.values[k][i] -= Row::inside(k, width) ? by.mean : 0.f; });
@@ -42,9 +42,9 @@ __device__ __forceinline__ bool centre(RegisterRow<T, GROUP, ITEMS> &row, RowSta
   return again || squares < INFINITY;
 }
 
-// Dropout of the input: none here. dropout_layer_norm.cu has one that drops.
+// Dropout of the input: none here; dropout_layer_norm.cu has one.
 struct NoDropout {
-  // A bit for each of the thread's elements of a row: whether it stays.
+  // A bit for each of the thread's elements of a row: whether it is kept.
   template <class Row> __device__ __forceinline__ unsigned draw(long long, int) const { return ~0u; }
   template <class Row> __device__ __forceinline__ void drop(Row &, unsigned) const {}
 };

@@ -6,7 +6,7 @@
 // grad_input = (g - mean(g) - n * mean(g * n)) * scale, n the normalised row and g = grad_output * weight; without
 // mean(g) if the norm is not centred.
 
-// Of aligned rows; store(index, g, by, kept) is left to write the gradient `g` of what was normalised.
+// For aligned rows; store(index, g, by, kept) writes the gradient `g` of the normalised sum.
 template <class T, int GROUP, int ITEMS, class Dropout, class Store>
 __device__ __forceinline__ void differentiate_rows(const T *grad_output, const T *input, const T *residual,
                                                    const T *weight, long long rows, int width, float eps, bool centred,
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
   if (threadIdx.x % GROUP == 0) statistics[index] = row;
 }
 
-// Sums over a chunk of rows, (chunks, 2, width): of grad_output * normalised, and of grad_output. x(place): an
-// element of the normalised sum.
+// Sums over a chunk of rows, (chunks, 2, width): of grad_output * normalised, and of grad_output. x(place): an element
+// of the sum that was normalised.
 template <class T, class Element>
 __device__ __forceinline__ void sum_parameters(const T *grad_output, const RowStatistics *statistics, float *sums,
                                                long long rows, int width, Element x) {

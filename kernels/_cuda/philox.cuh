@@ -1,4 +1,4 @@
-// The random bits of ../philox.py, four 32-bit numbers to a counter.
+// The random bits of ../philox.py, four 32-bit numbers per counter.
 #pragma once
 
 constexpr int PHILOX_COUNTERS = 16;  // of a block of 64 columns
@@ -9,8 +9,8 @@ struct Seed {
   const long long *at;
   long long number;
 
-  // Read where bits are drawn, opaquely to the compiler, which would otherwise keep the keys of all rounds in 20
-  // registers through the surrounding loops.
+  // Read at each use, hidden from the compiler, which would otherwise keep the keys of all rounds in 20 registers
+  // through the surrounding loops.
   __device__ __forceinline__ unsigned long long read() const {
     const unsigned long long seed = at ? *at : number;
     unsigned low = (unsigned)seed, high = (unsigned)(seed >> 32);

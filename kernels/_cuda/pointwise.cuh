@@ -1,10 +1,10 @@
-// output = activation(input + bias), element by element; bias, which may be null, runs over the last axis of `width`
+// output = activation(input + bias), element by element; bias, which may be null, is along the last axis of `width`
 // elements.
 #include "activations.cuh"
 #include "common.cuh"
 
 constexpr int POINTWISE_THREADS = 256;
-constexpr int POINTWISE_VECTORS = 2;  // per thread: 64 KiB under way on a full multiprocessor
+constexpr int POINTWISE_VECTORS = 2;  // per thread: 64 KiB in flight on a full multiprocessor
 
 // values[i] += bias[(begin + i) % width], for begin + i >= 0
 template <class T>

@@ -19,7 +19,7 @@ __device__ __forceinline__ void ptx_store_16(void *global, uint4 data) {
 //                  a[2] (group, pair + 8..)        a[3] (group + 8, pair + 8..)           row, column of A (16 x 16)
 //   b of m16n8k16  b[0] (pair..pair+1, group)      b[1] (pair + 8.., group)               row, column of B (16 x 8)
 //   d              d[0], d[1] (group, pair..)      d[2], d[3] (group + 8, pair..)         row, column of D (16 x 8)
-// m16n8k8 takes a[0], a[1] and b[0] alone.
+// m16n8k8 uses only a[0], a[1] and b[0].
 
 __device__ __forceinline__ void ptx_mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -72,7 +72,7 @@ __device__ __forceinline__ void ptx_cp_async_16(void *shared, const void *global
 
 __device__ __forceinline__ void ptx_cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most PENDING of this thread's latest groups are under way.
+// Waits until at most PENDING of this thread's latest groups are in flight.
 template <int PENDING> __device__ __forceinline__ void ptx_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }

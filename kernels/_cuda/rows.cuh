@@ -1,13 +1,13 @@
 // Kernels over rows: GROUP threads (a warp, or a block) share one row of `width` elements.
 //
-// A kernel comes twice. <T, GROUP, ITEMS> takes aligned rows: they and all arrays beside them begin and end on 16-byte
-// boundaries. Such a row stays in the registers of its group, ITEMS elements a thread; thread t has the vectors t,
-// t + GROUP, ..., and nothing is read or written element by element. <T, GROUP> takes any rows and reads them more than
-// once.
+// Each kernel exists twice. <T, GROUP, ITEMS> is for aligned rows: they and all accompanying arrays begin and end on
+// 16-byte boundaries. Such a row stays in the registers of its group, ITEMS elements per thread; thread t has the
+// vectors t, t + GROUP, ..., and nothing is read or written element by element. <T, GROUP> accepts any rows and reads
+// them more than once.
 #pragma once
 #include "common.cuh"
 
-// Threads of a block: rows of a warp each go four to a block.
+// Threads of a block: four rows if each has one warp.
 template <int GROUP> constexpr int ROW_THREADS = GROUP == WARP ? 4 * WARP : GROUP;
 
 template <int GROUP> __device__ __forceinline__ long long row_of_thread() {
@@ -20,8 +20,8 @@ template <int GROUP> __device__ __forceinline__ long long row_of_thread() {
 // Blocks of a multiprocessor, so that a thread has 128 registers, or 168. As in rows.py.
 template <int ITEMS> constexpr int ROW_BLOCKS = ITEMS > 24 ? 3 : 4;
 
-// function(index, again) for each row of this thread's group: blocks stay and take one row after the other, with what
-// they hold in registers. A row that it returns false for is given to it a second time, then with `again`.
+// function(index, again) for each row of this thread's group: a block computes one row after the other and keeps its
+// registers. If it returns false for a row, it is called for it once more, with `again`.
 template <int GROUP, class Function> __device__ __forceinline__ void each_row(long long rows, Function function) {
   constexpr int ROWS = ROW_THREADS<GROUP> / GROUP;
   bool again = false;
@@ -48,8 +48,8 @@ template <class T, int GROUP, int ITEMS> struct RowShape {
   }
 };
 
-// A row as it lies in memory, `outside` beyond its end, or throughout if the array is null. It stays packed while loads
-// of others are under way: converted at once, each would wait for the one before.
+// A row as in memory, `outside` beyond its end, or everywhere if the array is null. It stays packed while other loads
+// are in flight: converted at once, each would wait for the previous one.
 template <class T, int GROUP, int ITEMS> struct PackedRow : RowShape<T, GROUP, ITEMS> {
   using Shape = RowShape<T, GROUP, ITEMS>;
   uint4 vectors[Shape::VECTORS];
@@ -89,10 +89,10 @@ template <class T, int GROUP, int ITEMS> struct RegisterRow : RowShape<T, GROUP,
 
 // ---- any rows ---------------------------------------------------------------------------------------------------
 
-// function(begin) for each vector of a row of any width that this thread has. A row is cut on the 16-byte boundaries
-// of memory, so that all but its ends is read in whole vectors: `offset` is how many elements its start lies beyond a
-// boundary, and the first vector begins `offset` elements before the row. With VECTORS = 2 it is for every second one
-// of the thread: the other begins GROUP vectors further on.
+// function(begin) for each vector of a row of any width that this thread has. A row is divided at the 16-byte
+// boundaries of memory, so that all but its ends is read in whole vectors: `offset` is how many elements its start lies
+// beyond a boundary, and the first vector begins `offset` elements before the row. With VECTORS = 2 it is for every
+// second one of the thread: the other begins GROUP vectors further on.
 template <class T, int GROUP, int VECTORS = 1, class Function>
 __device__ __forceinline__ void each_vector(int width, int offset, Function function) {
   const int vectors = (int)(((long long)width + offset + VECTOR<T> - 1) / VECTOR<T>);
@@ -102,13 +102,13 @@ __device__ __forceinline__ void each_vector(int width, int offset, Function func
 
 // ---- exponentials -----------------------------------------------------------------------------------------------
 
-// exp(x - shift) as exp2 of one fused multiply-add, but for a factor near 1 that all x of a row have from the rounding
-// of `base`. It leaves no trace in a softmax; elsewhere divide by the value at the shift.
+// exp(x - shift) as exp2 of one fused multiply-add, up to a factor near 1, the same for all x of a row, from the
+// rounding of `base`. It cancels in a softmax; elsewhere divide by the value at the shift.
 struct Exponent {
   float peak, shift, slope, base;
 
-  // The shift is the peak, unless it is infinite and would give inf - inf. Beyond 2^30 numbers lie 64 apart, so that the
-  // slope does not matter; but there the base's rounding would, and the base could overflow.
+  // The shift is the peak, unless it is infinite and would give inf - inf. Beyond 2^30 numbers are 64 apart, so that
+  // the slope does not matter, but the base's rounding would, and the base could overflow.
   __device__ __forceinline__ explicit Exponent(float peak)
       : peak(peak), shift(fabsf(peak) == INFINITY ? 0.f : peak),
         slope(fabsf(shift) > 1073741824.f ? 1.f : 1.4426950408889634f), base(shift * slope) {}
@@ -143,7 +143,7 @@ struct OnlineSoftmax {
   }
 };
 
-// Of a row of any width; every thread gets the result over its group. Two vectors are under way at a time.
+// Of a row of any width; every thread gets the result over its group. Two vectors are in flight at a time.
 template <class T, int GROUP> __device__ __forceinline__ OnlineSoftmax softmax_of_row(const T *row, int width) {
   constexpr int SIZE = VECTOR<T>;
   OnlineSoftmax statistics;

@@ -1,10 +1,10 @@
-// Tiles of a matrix in shared memory, as the tensor-core kernels read them: rows of 16-byte chunks.
+// Tiles of a matrix in shared memory for the tensor-core kernels: rows of 16-byte chunks.
 #include "mma.cuh"
 
-// The place, in chunks, of chunk `chunk` of row `row` in a tile whose rows are PITCH chunks apart. What a warp touches at
-// once, the eight rows of an ldmatrix or eight neighbouring chunks of a copy, must spread over all 32 banks. An odd pitch
-// does so by itself (one chunk of padding per row) and makes all addresses one register plus constants; an even one takes
-// no more memory than the data, and has the chunks of each row permuted by an exclusive-or, alike in every eighth row.
+// The index of chunk `chunk` of row `row` in a tile whose rows are PITCH chunks apart. The accesses of a warp at once,
+// eight rows of an ldmatrix or eight neighbouring chunks of a copy, must spread over all 32 banks. An odd pitch does so
+// by itself (one chunk of padding per row) and makes all addresses one register plus constants; an even one takes no
+// more memory than the data, and permutes the chunks of each row by an exclusive-or, equal in every eighth row.
 template <int PITCH> __device__ __forceinline__ int chunk_at(int row, int chunk) {
   static_assert(PITCH % 2 == 1 || PITCH == 4 || PITCH % 8 == 0, "no permutation for this pitch");
   if (PITCH % 8 == 0) chunk ^= row & 7;
@@ -28,7 +28,7 @@ __device__ __forceinline__ void load_tile(T *tile, const T *global, long long st
   const bool inside = chunk * VECTOR<T> < columns;
   global += row0 * stride + chunk * VECTOR<T>;
   T *first = chunk_of<PITCH>(tile, row0, chunk);
-#pragma unroll(TARGET_ARCH >= 800 ? ROWS / STEP : 4)  // without cp.async, loads under way take registers
+#pragma unroll(TARGET_ARCH >= 800 ? ROWS / STEP : 4)  // without cp.async, loads in flight take registers
   for (int i = 0; i < ROWS / STEP; ++i, global += STEP * stride) {
     T *shared = STEP % 8 == 0 ? first + i * STEP * PITCH * VECTOR<T> : chunk_of<PITCH>(tile, row0 + i * STEP, chunk);
     cp_async(shared, global, inside && row0 + i * STEP < rows);

@@ -2,7 +2,7 @@
 #include "column_sums.cuh"
 #include "pointwise.cuh"
 
-// grad_input = grad_output * derivative(input + bias): a vector to a thread.
+// grad_input = grad_output * derivative(input + bias): one vector per thread.
 template <class T, bool ALIGNED>
 __global__ void __launch_bounds__(POINTWISE_THREADS)
     activation_backward(const T *__restrict__ grad_output, const T *__restrict__ input, const T *__restrict__ bias,

@@ -1,6 +1,6 @@
 // One step of Adam's family in place, float32, of all parameters at once. AdamW takes one pass over their arrays. The
-// other rules take three launches: the moments, and two sums of each chunk; of these the rate of each parameter, a block
-// to each; the parameters. No host waits for the sums, and their order depends on the sizes alone.
+// other rules take three launches: the moments, and two sums of each chunk; from these the rate of each parameter, one
+// block per parameter; the parameters. No host waits for the sums, and their order depends only on the sizes.
 //
 // `scales`: the numbers that depend on the step if only the device knows it (scales_at_step), else null.
 // `grad_scale`: the factor of gradients, or null; if it is inf or NaN nothing is done.
@@ -12,7 +12,7 @@ struct Numbers {
   float lr, keep1, take1, keep2, take2, scale1, scale2, eps, weight_decay, grad_scale;
 };
 
-// Completes the numbers by those that only the device knows; returns false if nothing is to be done.
+// Completes the numbers by those that only the device knows; returns false if there is nothing to do.
 __device__ __forceinline__ bool complete(Numbers &n, const float *scales, const float *grad_scale) {
   if (scales != nullptr) {
     n.scale1 = scales[0];
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(MANY_THREADS)
   each_element<PARAMETER | GRAD | MOMENTS, PARAMETER | MOMENTS>(Chunk<4>(rows, row_count), update);
 }
 
-// sums (chunks, 2): of LAMB |parameter|^2 and |u|^2, of StableAdamW g^2 / max(v', eps^2) and nothing.
+// sums (chunks, 2): for LAMB |parameter|^2 and |u|^2, for StableAdamW g^2 / max(v', eps^2) and nothing.
 __global__ void __launch_bounds__(MANY_THREADS)
     move_and_sum(const Parameters *__restrict__ rows, int row_count, Numbers n, const float *__restrict__ scales,
                  const float *__restrict__ grad_scale, double *__restrict__ sums, int rule) {
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(MANY_THREADS)
   }
 }
 
-// rates[row]: the rate of that row's parameter, from the sums of its chunks; a block to each.
+// rates[row]: the rate of that row's parameter, from the sums of its chunks; one block per row.
 __global__ void __launch_bounds__(MANY_THREADS)
     rates_of_rows(const Parameters *__restrict__ rows, Numbers n, const double *__restrict__ sums,
                   float *__restrict__ rates, int rule) {

@@ -1,4 +1,4 @@
-// output = (input + residual) * weight + bias of contiguous rows: a vector of the output to a thread. residual may be
+// output = (input + residual) * weight + bias of contiguous rows: one vector of the output per thread. residual may be
 // null; weight and bias have an element for each column.
 #include "column_sums.cuh"
 

@@ -1,4 +1,4 @@
-// Cross entropy of the rows of (rows, classes) logits, which may lie apart: one read.
+// Cross entropy of the rows of (rows, classes) logits, with any stride between rows: one read.
 #include "rows.cuh"
 
 // lse = (m, log(sum(exp(row - m)))), m the row's peak; loss = lse - row[target], 0 where the target is ignore_index. A target that is neither a
@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>)
   else losses[index] = log_total - (to_float(row[target]) - shift);  // lse - x would lose digits for large logits
 }
 
-// grad_input = (softmax(row) - onehot(target)) * grad_loss, zeros where the target is ignore_index, NaN where it is no
-// class. It may be written over the input: two vectors of a thread are read before the first of them is written, so that
+// grad_input = (softmax(row) - onehot(target)) * grad_loss, zeros where the target is ignore_index, NaN where it is not
+// a class. It may overwrite the input: two vectors of a thread are read before the first of them is written, so that
 // the second need not wait.
 template <class T, int GROUP, class Target>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>)

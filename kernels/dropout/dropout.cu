@@ -1,4 +1,4 @@
-// Dropout of a flat array: a counter, which has the bits of four elements, to a thread.
+// Dropout of a flat array: one counter, with the bits of four elements, per thread.
 #include "common.cuh"
 #include "philox.cuh"
 

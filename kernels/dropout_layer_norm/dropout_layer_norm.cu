@@ -3,21 +3,21 @@
 #include "philox.cuh"
 
 // The dropout of rows of a whole number of blocks of 64 columns; each counter has four of these, 16 apart. Neighbouring
-// threads share a block: each makes as many counters as it has quarters of its elements, and
-// the warp's votes bring every thread the bits of its own.
+// threads share a block: each computes a quarter as many counters as it has elements, and votes of the warp give every
+// thread the bits of its own.
 struct Dropout {
   Seed seed;
   unsigned threshold;
   float factor;
 
   template <class Row> __device__ __forceinline__ unsigned draw(long long index, int width) const {
-    constexpr int LANES = 64 / Row::SIZE;  // that share a block
+    constexpr int LANES = 64 / Row::SIZE;  // lanes that share a block
     constexpr unsigned ALL = (1u << Row::SIZE) - 1;
     const int lane = threadIdx.x % WARP, member = lane % LANES;
     const int word = member * Row::SIZE / 16, counter = member * Row::SIZE % 16;  // of the thread's first element
     const unsigned long long key = seed.read();
     unsigned kept = 0;
-#pragma unroll 1  // in full, it would take registers that rows of float32 do not have
+#pragma unroll 1  // fully unrolled, it would take registers that rows of float32 do not leave
     for (int k = 0; k < Row::VECTORS; ++k) {
       const unsigned begin = (unsigned)((index * width + Row::begin(k)) / 64 * PHILOX_COUNTERS);
       unsigned own = 0;
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
   normalise_rows<T, GROUP, ITEMS>(input, residual, weight, bias, output, rows, width, eps, true, dropout);
 }
 
-// kept (rows, width / VECTOR<T>): a bit for each element of a vector, whether it stays.
+// kept (rows, width / VECTOR<T>): a bit for each element of a vector: whether it is kept.
 template <class T, int GROUP, int ITEMS>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
     dropout_norm_backward_rows(const T *__restrict__ grad_output, const T *__restrict__ input,

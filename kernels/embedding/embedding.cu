@@ -2,7 +2,7 @@
 // wait for the GPU, and the row of another id would go unnoticed.
 #include "common.cuh"
 
-constexpr int BATCH = 4;  // loads a thread has under way
+constexpr int BATCH = 4;  // loads of a thread in flight
 
 template <class Unit> __device__ __forceinline__ Unit all_ones() { return (Unit)~Unit(0); }
 template <> __device__ __forceinline__ uint4 all_ones<uint4>() { return make_uint4(~0u, ~0u, ~0u, ~0u); }
@@ -34,13 +34,13 @@ __global__ void __launch_bounds__(256)
 
 // ---- gradient of the table ----------------------------------------------------------------------------------------
 //
-// The ids are sorted; a run is the places of equal ids. Chunks of SUM_CHUNK sorted ids cut long runs (the
-// first position, a type that every token has): sum_continued sums the part of a run in a chunk that it does not begin
-// in, sum_runs the rest and the run's total.
+// The ids are sorted; a run is the positions of equal ids. Chunks of SUM_CHUNK sorted ids divide long runs (the first
+// position, a type that every token has): sum_continued sums the part of a run in a chunk in which it does not begin,
+// sum_runs the rest and the run's total.
 
 constexpr int SUM_CHUNK = 64;  // CHUNK in cuda.py
 
-// The sum of a column over the sorted places first, first + 1, .. of one id, up to the end of `first`'s chunk.
+// The sum of a column over the sorted positions first, first + 1, .. of one id, up to the end of `first`'s chunk.
 template <class T>
 __device__ __forceinline__ float sum_in_chunk(const T *grad_output, const long long *order,
                                               const long long *sorted_ids, long long first, long long count, int column,
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(128)
         sum_in_chunk(grad_output, order, sorted_ids, first, count, column, dim);
 }
 
-// A block for each sorted place; those at which no run begins have nothing to do.
+// A block for each sorted position; blocks at which no run begins do nothing.
 template <class T>
 __global__ void __launch_bounds__(128)
     sum_runs(const T *__restrict__ grad_output, const long long *__restrict__ order,

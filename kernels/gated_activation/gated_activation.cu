@@ -1,4 +1,4 @@
-// Gated activation of the rows of a contiguous (rows, 2 * width) array: a vector of the output to a thread.
+// Gated activation of the rows of a contiguous (rows, 2 * width) array: one vector of the output per thread.
 #include "activations.cuh"
 #include "common.cuh"
 

@@ -1,4 +1,4 @@
-// An LSTM: a block has one sequence in one direction and runs over its tokens, a thread having every so many-th gate.
+// An LSTM: a block computes one sequence in one direction, token by token; a thread has every blockDim.x-th gate.
 #include "common.cuh"
 
 __device__ __forceinline__ float lstm_sigmoid(float x) { return 1.f / (1.f + expf(-x)); }

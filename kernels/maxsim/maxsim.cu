@@ -5,7 +5,7 @@
 constexpr int MAXSIM_TILE = 32, MAXSIM_ROWS = 8, MAXSIM_OF_THREAD = MAXSIM_TILE / MAXSIM_ROWS;
 constexpr int MAXSIM_STRIDE = MAXSIM_TILE + 1;  // of a row in shared memory: no two rows of a column in one bank
 
-// The higher of two products and its row; NaN is higher than all, and of equal ones the first row counts.
+// The higher of two products and its row; NaN is higher than all, and of equal products the first row wins.
 struct Match {
   float value;
   int row;
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(MAXSIM_TILE * MAXSIM_ROWS)
   }
 }
 
-// A thread sums the tokens of a query for a document.
+// A thread sums the maxima of a query's tokens for a document.
 template <class T>
 __global__ void maxsim_sums(const float *__restrict__ peaks, const int *__restrict__ offsets, T *__restrict__ scores,
                             int queries, int documents, int query_tokens) {

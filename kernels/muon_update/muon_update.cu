@@ -1,8 +1,8 @@
 // One step of Muon without its products, float32, for matrices of one shape at once. A row of the table has the
 // addresses of a parameter, its gradient, its momentum and its direction.
 //
-// `grad_scale`: the factor of gradients, or null; if it is inf or NaN parameters and momenta stay, and directions are
-// undefined.
+// `grad_scale`: the factor of gradients, or null; if it is inf or NaN, parameters and momenta are unchanged, and
+// directions undefined.
 #include "many.cuh"
 
 using Matrices = Row<4>;
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(MANY_THREADS)
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
 
-// directions / max(their norm, eps), which lie one after the other. Each block adds up the sums of its matrix.
+// directions / max(their norm, eps), one matrix after the other. Each block adds up the sums of its matrix.
 __global__ void __launch_bounds__(MANY_THREADS)
     normalise(const Matrices *__restrict__ rows, int row_count, const double *__restrict__ sums, double eps,
               const float *__restrict__ directions, float *__restrict__ normalised) {

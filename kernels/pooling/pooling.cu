@@ -1,9 +1,9 @@
-// Pooling of packed sequences. A block has a sequence and POOL_LANES vectors of columns; its rows of threads take every
-// POOL_ROWS-th token and are combined in their order, so that a sum's order depends on its sequence alone.
+// Pooling of packed sequences. A block computes POOL_LANES vectors of columns of a sequence; its rows of threads add
+// every POOL_ROWS-th token and are combined in their order, so that a sum's order depends only on its sequence.
 #include "common.cuh"
 
-constexpr int POOL_LANES = 32, POOL_ROWS = 8, POOL_BATCH = 4;  // the last: loads that a thread has under way
-constexpr int CLS_MODE = 0, MAX_MODE = 1, SQRT_MODE = 3, WEIGHTED_MODE = 4, LAST_MODE = 5;  // places in MODES
+constexpr int POOL_LANES = 32, POOL_ROWS = 8, POOL_BATCH = 4;  // the last: loads of a thread in flight
+constexpr int CLS_MODE = 0, MAX_MODE = 1, SQRT_MODE = 3, WEIGHTED_MODE = 4, LAST_MODE = 5;  // indices in MODES
 
 // A sequence's tokens, those of them that count, and this thread's columns.
 template <class T> struct Pooled {
@@ -48,7 +48,7 @@ template <class T> struct Pooled {
   }
 };
 
-// Where element i of a lane's vector stands in shared memory; `row`: the threadIdx.y that it comes from.
+// The index of element i of a lane's vector in shared memory; `row`: the threadIdx.y that it comes from.
 template <class T> __device__ __forceinline__ int pool_place(int row, int i) {
   return (row * VECTOR<T> + i) * POOL_LANES + threadIdx.x;
 }
@@ -109,7 +109,7 @@ struct Peak {
     value = below ? other : value;
     token = below ? at : token;
   }
-  // Of tokens in another order.
+  // For tokens in another order.
   __device__ __forceinline__ void take(const Peak &other) {
     if (is_below(other.value) || (other.token < token && !other.is_below(value))) *this = other;
   }

@@ -1,4 +1,4 @@
-// Rotary position embeddings: pairs of elements of each head turned by the angles of the token's position.
+// Rotary position embeddings: rotates pairs of elements of each head by the angles of the token's position.
 #include "common.cuh"
 
 // The sequence that holds `token`: the last whose offset is not beyond it.
@@ -18,7 +18,7 @@ struct Angles {
   int count;
   float sign;
 
-  // Of COUNT pairs from `begin` on.
+  // For COUNT pairs from `begin` on.
   template <int COUNT>
   __device__ __forceinline__ void load(float (&cosines)[COUNT], float (&sines)[COUNT], int begin) const {
 #pragma unroll
@@ -68,8 +68,8 @@ __device__ __forceinline__ void turn_neighbours(const T *source, T *target, cons
   store_vector(target, begin, 2 * half, values);
 }
 
-// A block for each token; a thread takes a vector of pairs of one head at a time. Strides are in elements: from a token,
-// a part and a head to the next. Without offsets and positions token t stands at position t.
+// A block for each token; a thread rotates a vector of pairs of one head at a time. Strides are in elements: from one
+// token, part and head to the next. Without offsets and positions token t is at position t.
 template <class T, bool INTERLEAVED>
 __global__ void __launch_bounds__(256)
     rotary_tokens(const T *source, long long source_token, long long source_part, long long source_head, T *target,

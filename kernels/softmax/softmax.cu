@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(ROW_THREADS<GROUP>, ROW_BLOCKS<ITEMS>)
   });
 }
 
-// The bounds allow 128 registers a thread; left alone, ptxas spills half precision.
+// The bounds allow 128 registers per thread; without them, ptxas spills in half precision.
 template <class T, int GROUP>
 __global__ void __launch_bounds__(ROW_THREADS<GROUP>, 512 / ROW_THREADS<GROUP>)
     softmax_backward_any_rows(const T *__restrict__ grad_output, const T *__restrict__ output, T *__restrict__ grad_input,

@@ -167,7 +167,7 @@ def test_mixing_host_and_gpu_arrays_names_both(on_gpu):
 
 
 def test_numba_does_not_take_gpu_arrays(on_gpu):
-    with pytest.raises(TypeError, match=r"backend 'numba' takes arrays in host memory, but input is on the GPU"):
+    with pytest.raises(TypeError, match=r"backend 'numba' expects arrays in host memory, but input is on the GPU"):
         softmax(on_gpu, backend="numba")
 
 

@@ -3,7 +3,7 @@
 #include "probs.cuh"
 #include "tensor_cores.cuh"
 
-// The bounds set the blocks per multiprocessor, for which ptxas would otherwise accept spills.
+// The bounds set the number of blocks per multiprocessor; without them ptxas would spill.
 template <class T, int D, int STRIPS, int ADDED>
 __global__ void __launch_bounds__(128, STRIPS == 1 && D <= 64 ? 3 : 1)
 attention_forward(T *output, float2 *lse, const T *query, const T *key, const T *value, const int *cu_seqlens,

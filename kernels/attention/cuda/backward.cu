@@ -2,8 +2,8 @@
 #include "backward_fp32.cuh"
 #include "backward_tensor_cores.cuh"
 
-// deltas[row] = sum(grad_output * output) of contiguous rows: a thread each, which adds in the order of fp32.cuh. Where
-// one probability is 1 the gradient of its score is then exactly 0, whatever the vectors that it is multiplied with.
+// deltas[row] = sum(grad_output * output) of contiguous rows: one thread per row, which adds in the order of fp32.cuh.
+// If one probability is 1, the gradient of its score is then exactly 0, whatever the vectors.
 template <class T>
 __global__ void __launch_bounds__(128)
 attention_deltas(const T *grad_output, const T *output, float *deltas, long long rows, int head_dim) {
@@ -49,7 +49,7 @@ attention_backward(T *first, T *second, const Strides strides, float *grad_score
 
 // distances (heads, longest_q + longest_k + 1): the gradients of the scores of each distance of query and key, summed
 // over the bands of all strips, -longest_q first. A strip has `height` of a tile's `rows` queries, which met `keys` at
-// once. A block for DISTANCES of them: what neighbouring threads read lies side by side.
+// once. A block for DISTANCES of them: neighbouring threads read neighbouring elements.
 constexpr int DISTANCES = 8;
 
 __global__ void __launch_bounds__(256)
@@ -115,7 +115,7 @@ list_distances(const int *distance_rows, int known, int *starts, int *listed, in
   }
 }
 
-// A query, or key: its place in its sequence, the range that it sees there, and the gradients of its scores.
+// A query or key: its position in its sequence, the range that it sees there, and the gradients of its scores.
 struct Token {
   const float *scores;             // of the sequence's first query and key
   int own, first, end, begin_k;    // first, end: the range that it sees; begin_k: of the sequence's keys
@@ -145,8 +145,8 @@ struct Token {
   }
 };
 
-// The gradients of scores added up by the row that their distance has, times the scale: table (heads, tokens, columns).
-// A warp owns a token and a head, a thread every 32nd column, whose distances it takes in order.
+// The gradients of scores summed by the row of their distance, times the scale: table (heads, tokens, columns).
+// A warp owns a token and a head, a thread every 32nd column, whose distances it adds in order.
 constexpr int TOKENS = 8;  // of a block
 
 template <class T>

@@ -1,48 +1,48 @@
-// The gradients of attention, without atomics. The probabilities are computed again from what the forward kept of each
-// query, its highest score and the logarithm of the sum.
+// The gradients of attention, without atomics. The probabilities are computed again from the highest score and the
+// logarithm of the sum that the forward kept for each query.
 //
-// One walk serves every goal. A block keeps two tiles of its own and meets two tiles of the others after each other:
+// One loop serves every goal. A block keeps its own two tiles and reads the others' in pairs:
 //
 //                     own                 others              first sum          second sum
 //   keys and values   key, value          query, grad_output  grad_key = dS^T Q  grad_value = P^T dO
-//   queries           query, grad_output  key, value          grad_query = dS K  output = P V, of what dropout left
+//   queries           query, grad_output  key, value          grad_query = dS K  output = P V, after dropout
 //
-// where P are the probabilities and dS = P (dO V^T - delta) the gradients of the scores, each with a row for what the
-// block owns. An engine multiplies the tiles: backward_tensor_cores.cuh, backward_fp32.cuh.
+// where P are the probabilities and dS = P (dO V^T - delta) the gradients of the scores, with a row for each row that
+// the block owns. An engine multiplies the tiles: backward_tensor_cores.cuh, backward_fp32.cuh.
 #include "philox.cuh"
 #include "problem.cuh"
 
-// How the arrays lie that the sums are written to: batch, head, token; STRIDES in backward.py.
+// The strides of the arrays that the sums are written to: batch, head, token; STRIDES in backward.py.
 struct Strides {
   long long first[3], second[3];
 };
 
-enum Goal { QUERIES, OUTPUT, KEYS_AND_VALUES, KEYS, VALUES };  // the last two apart where registers hold one sum
+enum Goal { QUERIES, OUTPUT, KEYS_AND_VALUES, KEYS, VALUES };  // the last two are used if registers hold only one sum
 
-// The backward's inputs beside struct Inputs. grad_output lies as the forward's output does; deltas and lse are
-// counted as the rows of it, and by query.
+// The backward's inputs in addition to struct Inputs. grad_output has the layout of the forward's output; deltas are
+// counted like its rows, lse by query.
 template <class T> struct BackwardInputs {
   const T *grad_output;
   const float2 *lse;
   const float *deltas;
 };
 
-// The terms that relative positions and segments add to the products of queries and keys, null where absent; Products in
-// relative_products.py. Contiguous: (heads, tokens, rows), (heads, tokens of keys, rows), (heads, tokens, 2), ids of
-// the tokens. The heads are those of the launch.
+// The terms that relative positions and segments add to the products of queries and keys, null where absent; Products
+// in relative.py. Contiguous: (heads, tokens, rows), (heads, tokens of keys, rows), (heads, tokens, 2), ids of the
+// tokens. The heads are those of the launch.
 struct Terms {
   const float *to_position, *from_position, *segment_scores;
   const int *segment_ids, *segment_ids_k;
 };
 
-// Of the probabilities: those whose bits are below the threshold are dropped, the others multiplied by factor.
+// Dropout of the probabilities: those with bits below the threshold are dropped, the others multiplied by factor.
 struct Dropout {
   Seed seed;
   unsigned threshold;
   float factor;
 
-  // Which of the keys 64 block + residue + {0, 16, 32, 48} stay, a bit each; `row`: query number * heads + head, see
-  // philox.py; `key`: the seed.
+  // A bit for each of the keys 64 block + residue + {0, 16, 32, 48}: whether it is kept; `row`: query number * heads +
+  // head, see philox.py; `key`: the seed.
   __device__ __forceinline__ unsigned kept(long long row, int block, int residue, unsigned long long key) const {
     const uint4 words = philox(block * 16 + residue, row, key);
     return (words.x >= threshold) | (words.y >= threshold) << 1 | (words.z >= threshold) << 2 |
@@ -50,7 +50,7 @@ struct Dropout {
   }
 };
 
-// One sequence and head: where its arrays begin.
+// Where the arrays of one sequence and head begin.
 template <class T> struct Sequence {
   Inputs<T> inputs;
   AddedScores added;
@@ -89,8 +89,8 @@ template <class T> struct Sequence {
     terms.segment_ids_k += token_k;
   }
 
-  // What query i keeps for its probabilities: its peak, the logarithm of the sum in base 2, and delta. One that sees no
-  // key, or is not there, has the peak +inf: its probabilities are 0.
+  // The state of query i for its probabilities: its peak, the logarithm of the sum in base 2, and delta. A query
+  // without visible keys, or beyond the sequence, has the peak +inf: its probabilities are 0.
   __device__ __forceinline__ float4 state(int i) const {
     if (i >= place.queries) return make_float4(INFINITY, 0.f, 0.f, 0.f);
     const float2 kept = lse[i];
@@ -116,8 +116,8 @@ template <class T> struct Sequence {
 };
 
 
-// The rows that a block owns and those of the other side, within their sequence: rows of its own see the others `below` to `above` from
-// their own position.
+// The rows that a block owns and those of the other side, within their sequence: its own rows see the others from
+// `below` to `above`, relative to their position.
 struct Sight {
   int first, own, others, below, above;
 
@@ -132,17 +132,17 @@ struct Sight {
   }
 };
 
-// Where the goal QUERIES writes gradients of scores; null if they are not wanted.
+// Where the goal QUERIES writes gradients of scores; null if they are not needed.
 //
-// each (heads of the launch, rows, longest_k): only keys that a query sees are sure to be written. A sequence has
+// each (heads of the launch, rows, longest_k): only keys that a query sees are guaranteed to be written. A sequence has
 // longest_q rows or, if that is 0, one for each of its queries.
 // bands (tiles, strips of a tile, heads, band_size): a strip's sums along its diagonals: of keys j and queries i at
-// j - i + KEYS, the strip's first query being 0. Only diagonals on which a query sees a key are sure to be written.
+// j - i + KEYS, the strip's first query being 0. Only diagonals with a key that a query sees are surely written.
 struct ScoreGradients {
   float *each, *bands;
   int rows, longest_q, longest_k;
 
-  // Those of a sequence, whose first query has this number among all, and head of the launch.
+  // The gradients of a sequence, whose first query is `token` among all tokens, and of a head of the launch.
   __device__ __forceinline__ float *each_of(int sequence, long long token, int head) const {
     return each + (head * (long long)rows + (longest_q ? sequence * (long long)longest_q : token)) * longest_k;
   }
@@ -160,10 +160,10 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   static constexpr bool FIRST = GOAL != OUTPUT && GOAL != VALUES, SECOND = GOAL != QUERIES && GOAL != KEYS;
   static constexpr int OWN = S::ROWS * E::ROW, OTHER = S::KEYS * E::ROW;
   static constexpr int STATES = BY_KEYS ? E::STAGES * S::KEYS : S::ROWS;
-  // What dropout keeps is drawn by all threads together, for the queries of a tile and 64 keys, and lies in two buffers
-  // that take turns: half a byte for a query and the keys of a residue.
+  // All threads together draw dropout's bits, for the queries of a tile and 64 keys, into two alternating buffers: half
+  // a byte for a query and the keys of a residue.
   static constexpr int QUERIES_AT_ONCE = BY_KEYS ? S::KEYS : S::ROWS, KEPT = QUERIES_AT_ONCE * 8;
-  static constexpr int UNIT = BY_KEYS ? S::KEYS : 64;  // of the others, for which a buffer serves
+  static constexpr int UNIT = BY_KEYS ? S::KEYS : 64;  // of the others, covered by one buffer
   const Inputs<T> &inputs;
   const BackwardInputs<T> &backward;
   const Problem &problem;
@@ -172,8 +172,8 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
   const ScoreGradients to;  // of the block's sequence and head, and the thread's strip
   E engine;
   typename E::Sums first = {}, second = {};
-  float begun = 0.f;  // of a diagonal that leaves the last tile sideways
-  int band_end = -1;  // where the band goes on with that
+  float begun = 0.f;  // the sum of a diagonal that leaves the last tile sideways
+  int band_end = -1;  // where the band continues with that sum
 
   // The sums over the others that this head's rows see. `states`: of the queries, see Sequence.
   __device__ __forceinline__ void meet(const Sequence<T> &at, const Sight &sight, T *own, float4 *states,
@@ -201,7 +201,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
 #pragma unroll 1
     for (int other = begin; other < end; other += S::KEYS) {
       cp_async_wait<0>();
-      __syncthreads();  // the tiles have arrived; everybody has left the ones before
+      __syncthreads();  // the tiles have arrived; all threads are done with the previous ones
       if (begins) engine.begin(own, own + OWN), begins = false;
       const bool goes_on = other + S::KEYS < end;
       const int next = E::STAGES - 1 - stage;
@@ -214,7 +214,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
             kept + other / UNIT % 2 * KEPT, other);
       if (dropout.threshold && goes_on && (other + S::KEYS) / UNIT != other / UNIT)
         draw(at, sight, other + S::KEYS, kept);
-      if (E::STAGES == 1) __syncthreads();  // everybody has left the tiles
+      if (E::STAGES == 1) __syncthreads();  // all threads are done with the tiles
       if (E::STAGES == 1 && goes_on) fetch(other + S::KEYS, 0);
       if (goes_on && has_state) states[next * S::KEYS + threadIdx.x] = next_state;
       stage = next;
@@ -235,7 +235,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     for (int i = 0; i < E::COUNT; ++i) {
       const float4 state = states[BY_KEYS ? E::column(i / E::WIDTH, i) : E::row(i / E::WIDTH, i)];
       float &score = scores[i / E::WIDTH][i % E::WIDTH];
-      // The peak is taken off before the logarithm: of scores in the thousands their sum would lose the digits.
+      // The peak is subtracted before the logarithm: with scores in the thousands their sum would lose digits.
       score = exp2f(fmaf(fmaf(score, unit, -state.x), LOG2_E, -state.y));
       if constexpr (FIRST) grads[i / E::WIDTH][i % E::WIDTH] = score * (grads[i / E::WIDTH][i % E::WIDTH] - state.z);
     }
@@ -256,8 +256,8 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
       if (to.bands && E::owns_strip()) add_diagonals(engine.lay(grads), sight, other);
   }
 
-  // Adds a tile's scores, rows of the strip, along the diagonals. A thread owns one of them modulo KEYS: what leaves
-  // the tile sideways goes on in the next tile.
+  // Adds a tile's scores, rows of the strip, along the diagonals. A thread owns one of them modulo KEYS: a diagonal
+  // that leaves the tile sideways continues in the next tile.
   __device__ __forceinline__ void add_diagonals(const float *rows, const Sight &sight, int other) {
     const int diagonal = E::member(), count = sight.own - sight.first - E::first_row();
     if (diagonal >= S::KEYS) return;
@@ -278,7 +278,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
     if (band_end >= 0) to.bands[band_end] = begun;
   }
 
-  // From products to scores. A few at a time, through rotation: in full, the loads would take too many registers.
+  // From products to scores. A few at a time, by rotation: fully unrolled, the loads would take too many registers.
   __device__ __forceinline__ void add_scores(Scores &scores, const Sequence<T> &at, const Sight &sight,
                                              int other) const {
 #pragma unroll 1
@@ -306,7 +306,7 @@ template <class E, int GOAL, bool ADDED, class T> struct Walk {
       kept[i / 2] = dropout.kept(row, block, i, key) | dropout.kept(row, block, i + 1, key) << 4;
   }
 
-  // A bit for each of the thread's scores: whether its probability stays.
+  // A bit for each of the thread's scores: whether its probability is kept.
   __device__ __forceinline__ unsigned read_drawn(const unsigned char *drawn, const Sight &sight, int other) const {
     unsigned kept = 0;
 #pragma unroll
@@ -351,7 +351,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, const
                            : Sight{first, place.queries, place.keys, place.below, place.above};
   if (first >= sight.own) return;
   const bool packed = inputs.cu_seqlens;
-  if constexpr (GOAL == QUERIES && ADDED)  // nothing is written beyond a longest that is wrong
+  if constexpr (GOAL == QUERIES && ADDED)  // nothing is written beyond a wrong `longest`
     if (to.each || to.bands) sight.others = min(sight.others, to.longest_k);
   DYNAMIC_SHARED(shared);
   SHARED_ARRAY(float4, states, W::STATES);
@@ -367,7 +367,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, const
   for (int i = 0; i < heads; ++i) {
     const Sequence<T> at(problem, inputs, backward, terms, place_of(problem, inputs, sequence, head + i, 0),
                          blockIdx.y * heads + i);
-    if (i) __syncthreads();  // everybody has left the tiles
+    if (i) __syncthreads();  // all threads are done with the tiles
     if (i == 0) {
       const bool by_keys = W::BY_KEYS;
       load_rows<S, S::ROWS>(own, by_keys ? at.inputs.key : at.inputs.query, by_keys ? problem.key : problem.query,
@@ -379,7 +379,7 @@ __device__ __forceinline__ void differentiate(T *first_sum, T *second_sum, const
     walk.meet(at, sight, own, states, kept, i == 0);
   }
   if constexpr (GOAL == QUERIES && ADDED) walk.finish_band();
-  cp_async_commit();  // if no tile was met, nothing has committed the copies of the block's own tiles
+  cp_async_commit();  // without any tile, nothing has committed the copies of the block's own tiles
   cp_async_wait<0>();
   __syncthreads();
   const long long begin = (W::BY_KEYS ? place.begin_k : place.begin) + first;

@@ -4,12 +4,12 @@
 
 template <int D> struct ByFma {
   using S = Fp32Tiling<D, (D <= 64 ? 32 : D <= 128 ? 16 : 8), (D <= 64 ? 64 : D <= 128 ? 32 : 16)>;
-  static constexpr int STAGES = 1, ROW = D, HEIGHT = S::ROWS;  // all tiles and the weights fit into 64 KB
+  static constexpr int STAGES = 1, ROW = D, HEIGHT = S::ROWS;  // all tiles and the weights fit in 64 KB
   static constexpr int GROUPS = S::R, WIDTH = S::C, COUNT = GROUPS * WIDTH;
   using Scores = Fp32Scores<S>;
   using Sums = Fp32Output<S>;
   static constexpr int STRIP_PITCH = S::PROBS_PITCH;
-  float *room;  // of the weights, through which threads hand them to each other
+  float *room;  // for the weights, which threads exchange through it
 
   static __device__ __forceinline__ int first_row() { return 0; }
   static __device__ __forceinline__ int row(int group, int) { return threadIdx.x / 16 + 8 * group; }
@@ -23,7 +23,7 @@ template <int D> struct ByFma {
   }
 
   __device__ __forceinline__ void accumulate(Sums &sums, const Scores &weights, const float *others) const {
-    __syncwarp();  // the warp, which alone uses its rows, has read the weights before
+    __syncwarp();  // the warp, the only one that uses its rows, has read the previous weights
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
       room[row(i / WIDTH, i) * S::PROBS_PITCH + column(i / WIDTH, i)] = weights[i / WIDTH][i % WIDTH];

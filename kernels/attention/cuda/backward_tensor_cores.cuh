@@ -8,18 +8,18 @@ template <class T, int D> struct OnTensorCores {
   struct S : Tiling<D, 1, 4, (D <= 64 ? 32 : 16)> {
     static constexpr int ROWS = 64 / SHARERS;
   };
-  static constexpr int STAGES = D <= 128 ? 2 : 1;  // of the others' tiles; all fit into 64 KB, the most of sm_75
+  static constexpr int STAGES = D <= 128 ? 2 : 1;  // of the others' tiles; all fit in 64 KB, the limit of sm_75
   static constexpr int ROW = S::PITCH * 8, HEIGHT = S::WARP_ROWS, COLUMNS = D / 8 / SHARERS;
   static constexpr int GROUPS = S::KEYS / 8, WIDTH = 4, COUNT = GROUPS * WIDTH;
   using Scores = ::Scores<S>;
   using Sums = float[1][COLUMNS][4];
-  static constexpr int STRIP_PITCH = S::KEYS + 8;  // no bank conflicts: neither of fragments nor of a row
-  float *room;         // of the strips, for who adds along their diagonals
-  Queries<S> held[2];  // fragments of what the block owns
+  static constexpr int STRIP_PITCH = S::KEYS + 8;  // no bank conflicts, neither for fragments nor for a row
+  float *room;         // of the strips, for threads that add along their diagonals
+  Queries<S> held[2];  // fragments of the block's own tiles
 
   static __device__ __forceinline__ int first_row() { return threadIdx.x / WARP / SHARERS * S::WARP_ROWS; }
   static __device__ __forceinline__ int first_chunk() { return threadIdx.x / WARP % SHARERS * COLUMNS; }
-  // The place of score i of a group of fragments within the tiles.
+  // The position of score i of a group of fragments within the tiles.
   static __device__ __forceinline__ int row(int, int i) { return first_row() + threadIdx.x % WARP / 4 + i / 2 % 2 * 8; }
   static __device__ __forceinline__ int column(int group, int i) { return group * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
@@ -41,14 +41,14 @@ template <class T, int D> struct OnTensorCores {
     multiply_values<T, S>(sums, weights, others, first_chunk());
   }
 
-  // Whether the warp adds for its strip; the thread's number among those who do.
+  // Whether the warp adds for its strip; the thread's number among those that add.
   static __device__ __forceinline__ bool owns_strip() { return first_chunk() == 0; }
   static __device__ __forceinline__ int member() { return threadIdx.x % WARP; }
 
-  // Rows of the strip's scores, for all who add. After their accumulate().
+  // Rows of the strip's scores, for all threads that add. Call it after accumulate().
   __device__ __forceinline__ const float *lay(const Scores &scores) const {
     float *strip = room + first_row() * STRIP_PITCH;
-    __syncwarp();  // the warp has read the scores before
+    __syncwarp();  // the warp has read the previous scores
 #pragma unroll
     for (int i = 0; i < COUNT; i += 2)
       *reinterpret_cast<float2 *>(strip + (row(0, i) - first_row()) * STRIP_PITCH + column(i / WIDTH, i)) =

@@ -9,9 +9,9 @@ struct Fp32Tiling {
   static constexpr int D = D_, CHUNKS = D / 4, PITCH = CHUNKS, THREADS = 128;
   static constexpr int ROWS = ROWS_, KEYS = KEYS_;
   static constexpr int R = ROWS / 8, C = KEYS / 16;  // rows and keys per thread
-  static constexpr int WIDTH = D < 64 ? D / 16 : 4;  // columns side by side
+  static constexpr int WIDTH = D < 64 ? D / 16 : 4;  // adjacent columns
   static constexpr int GROUPS = D / 16 / WIDTH;      // of such columns, 64 apart
-  static constexpr int PROBS_PITCH = KEYS + 16;  // the probabilities take the place of the keys
+  static constexpr int PROBS_PITCH = KEYS + 16;  // the probabilities reuse the memory of the keys
   static constexpr int KEY_FLOATS = KEYS * D > ROWS * PROBS_PITCH ? KEYS * D : ROWS * PROBS_PITCH;
 };
 
@@ -102,7 +102,7 @@ __device__ __forceinline__ void adjust_fp32(Fp32Scores<S> &scores, const float *
       if (column + 16 * j >= place.keys || place.hides(row + 8 * i, column + 16 * j)) scores[i][j] = -INFINITY;
 }
 
-// Two instructions, where expf has eight. The difference comes first: large scores would lose digits to log2(e).
+// Two instructions, where expf has eight. The subtraction is first: large scores times log2(e) would lose digits.
 __device__ __forceinline__ float natural_exp(float x) { return exp2f(x * LOG2_E); }
 
 // As in tensor_cores.cuh, in natural units: exponentials into `probs`, sums and output rescaled to the rows' new peaks.
@@ -153,7 +153,7 @@ __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<f
   terms.begin(place, queries, values + S::KEYS * S::D);
 #pragma unroll 1
   for (int column = begin; column < end; column += S::KEYS) {
-    __syncthreads();  // everybody has left the previous probabilities and values
+    __syncthreads();  // all threads are done with the previous probabilities and values
     load_rows<S, S::KEYS>(keys, inputs.key, problem.key, column, place.keys, problem.head_dim);
     terms.fetch(column);
     cp_async_commit();
@@ -167,15 +167,15 @@ __device__ __forceinline__ void attend_fp32(float *output, float2 *lse, Inputs<f
     multiply_keys_fp32<S>(scores, queries, keys, y, x);
     terms.add(scores, keys, column, column == begin);
     stage.put(staged);
-    __syncthreads();  // everybody has left the keys; what is staged is there
+    __syncthreads();  // all threads are done with the keys; the staged addends have arrived
     adjust_fp32<S, ADDED>(scores, staged, added, problem, inputs, row, column + x, place, y, x);
     softmax_step_fp32<S>(keys, scores, peak, total, d, y, x);
     cp_async_wait<0>();
-    __syncthreads();  // probabilities and values are there
+    __syncthreads();  // probabilities and values have arrived
     multiply_values_fp32<S>(d, keys, values, y, x);
   }
 
-  cp_async_commit();  // where there was no key, nothing has committed the copies of the queries
+  cp_async_commit();  // without keys, nothing has committed the copies of the queries
   cp_async_wait<0>();
   lse += lse_begin(problem, place);
   output += output_begin(problem, place, packed);

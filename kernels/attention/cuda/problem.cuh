@@ -1,11 +1,11 @@
-// What the attention kernels have in common: where a block's queries and keys lie, and what is added to their scores.
+// Common parts of the attention kernels: where a block's queries and keys are, and the terms added to their scores.
 #include "tile.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int NO_MASK = 0, BOOL_MASK = 1, FLOAT_MASK = 2;
 
-// What a kernel is compiled for adding to scores; of EVERYTHING each part may be absent. BY_KEY: bias and mask are the
-// same for all queries. BY_DISTANCE: a bias of each distance. Both are staged in shared memory, tile by tile.
+// The terms that a kernel is compiled to add to scores; each part of EVERYTHING may be absent. BY_KEY: bias and mask
+// are the same for all queries. BY_DISTANCE: a bias of each distance. Both are staged in shared memory, tile by tile.
 enum Added { NOTHING = 0, BY_KEY = 1, BY_DISTANCE = 2, BY_SCORE = 4, EVERYTHING = BY_DISTANCE | BY_SCORE };
 
 // Passed by value; PROBLEM in problem.py is its NumPy twin. Strides are in elements, 0 where an array is broadcast.
@@ -17,10 +17,10 @@ struct Problem {
   int rows, distances;                                                   // of the tables, of distance_rows
   int left, right;                                                       // of the window
   float scale;
-  bool is_causal, pairs;  // pairs: of bias and mask two neighbouring keys, from an even one on, can be read at once
+  bool is_causal, pairs;  // pairs: an even key and the next one can be read from bias and mask at once
 };
 
-// What scores are made of and what they weigh; null where absent.
+// The arrays that give the scores, and the values that they weight; null if absent.
 template <class T> struct Inputs {
   const T *query, *key, *value;
   const int *cu_seqlens, *cu_seqlens_k;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void load_rows(T *tile, const T *array, const long lo
 // The last sequence whose first tile is not beyond `tile`. Sequence s owns the tiles from cu_seqlens[s] / rows + s
 // on: a closed form that leaves each at least ceil(length / rows) of them, so that a grid of tokens / rows +
 // sequences blocks needs neither a table nor the lengths on the host, and at most one block per sequence finds
-// nothing to do. A warp looks at 32 places at once: one step for 32 sequences, two for a thousand.
+// nothing to do. A warp reads 32 offsets at once: one step for 32 sequences, two for a thousand.
 __device__ __forceinline__ int find_sequence(const int *cu_seqlens, int sequences, int tile, int rows) {
   int low = 0, count = sequences;
   while (count > 1) {
@@ -64,10 +64,10 @@ struct Place {
   __device__ __forceinline__ bool hides(int query, int key) const {
     return key < query + below || key > query + above;
   }
-  // The first key that a tile's queries see, rounded down to the tile that it lies in: tiles of `keys` begin at the
-  // same keys whatever the queries are, so that no sum's order depends on these (what is hidden adds zeros).
+  // The first key that a tile's queries see, rounded down to the start of its tile: tiles of `keys` begin at the same
+  // keys whatever the queries are, so that no sum's order depends on the queries (hidden keys add zeros).
   __device__ __forceinline__ int first_key(int keys) const { return max(first + below, 0) / keys * keys; }
-  // Behind the last key that a tile of `rows` queries sees.
+  // The end of the keys that a tile of `rows` queries sees.
   __device__ __forceinline__ int end_key(int rows) const { return min(keys, min(first + rows, queries) + above); }
 };
 
@@ -135,8 +135,7 @@ __device__ __forceinline__ long long output_stride(const Problem &problem, bool 
   return (long long)problem.head_dim * (packed ? problem.heads : 1);
 }
 
-// What lse holds of a query: its highest score and the logarithm of the sum of exponentials, (-inf, 0) if it sees no
-// key.
+// The lse of a query: its highest score and the logarithm of the sum of exponentials, (-inf, 0) if it sees no key.
 __device__ __forceinline__ float2 highest_and_log(float peak, float total) {
   if (total != total) return make_float2(total, total);
   return total == 0.f ? make_float2(-INFINITY, 0.f) : make_float2(peak, logf(total));
@@ -148,8 +147,8 @@ __device__ __forceinline__ long long lse_begin(const Problem &problem, const Pla
 }
 
 // Moves the rows of a register array STEP places to the front, the first ones to the end. Registers cannot be indexed
-// at run time: a loop that works on the first STEP rows and then rotates sees all of them, and its body stands in the
-// program once instead of unrolled.
+// at run time: a loop that works on the first STEP rows and then rotates sees all of them, and the program contains its
+// body once instead of unrolled.
 template <int STEP, int ROWS, int COLUMNS> __device__ __forceinline__ void rotate(float (&rows)[ROWS][COLUMNS]) {
 #pragma unroll
   for (int column = 0; column < COLUMNS; ++column) {
@@ -168,13 +167,13 @@ __device__ __forceinline__ int row_of_distance(const int *distance_rows, int dis
   return distance_rows[min(max(distance + distances / 2, 0), distances - 1)];
 }
 
-// What is added to the scaled scores of one sequence and head: where it begins in its arrays. The pointers stay in
+// The terms added to the scaled scores of one sequence and head: where they begin in their arrays. The pointers stay in
 // `inputs`, kernel arguments: through shared memory they would be addresses of an unknown kind.
 struct AddedScores {
   long long position_bias, bias, mask;
   int position;  // of query 0 among the keys
 
-  // The bias of a distance of query and key, 0 for one that has no row.
+  // The bias for a distance of query and key, 0 for a distance without a row.
   template <class T>
   __device__ __forceinline__ float of_distance(int distance, const Problem &problem, const Inputs<T> &inputs) const {
     if (!inputs.position_bias) return 0.f;
@@ -183,7 +182,7 @@ struct AddedScores {
     return known ? to_float(inputs.position_bias[position_bias + row * problem.position_bias[0]]) : 0.f;
   }
 
-  // What BY_KEY adds to the scores of key j.
+  // The addend of BY_KEY to the scores of key j.
   template <class T>
   __device__ __forceinline__ float of_key(int j, const Problem &problem, const Inputs<T> &inputs) const {
     const long long at = mask + j * problem.attn_mask[3];
@@ -217,8 +216,8 @@ __device__ __forceinline__ AddedScores find_added_scores(const Problem &problem,
           place.sequence * problem.attn_mask[0] + place.head * problem.attn_mask[1], place.keys - place.queries};
 }
 
-// What ADDED stages for a tile: of its keys, or of its distances, that of row 0 and the last key first. A thread loads
-// its part before the first product, and puts it into shared memory behind that.
+// The addends that ADDED stages for a tile: by key, or by distance, beginning with that of row 0 and the last key. A
+// thread loads its part before the first product, and writes it to shared memory after it.
 template <class S, int ADDED> struct Stage {
   static constexpr int COUNT = ADDED & BY_DISTANCE ? S::ROWS + S::KEYS : ADDED == BY_KEY ? S::KEYS : 0;
   static constexpr int EACH = (COUNT + S::THREADS - 1) / S::THREADS, ROOM = COUNT ? COUNT : 1;
@@ -244,15 +243,15 @@ template <class S, int ADDED> struct Stage {
     }
   }
 
-  // The place in the room of a row of the tile of queries and a key of that of keys.
+  // The index in `room` for a row of the tile of queries and a key of the tile of keys.
   static __device__ __forceinline__ int distance_at(int row, int key) { return row - key + S::KEYS - 1; }
 };
 
-// What a kernel adds to the products of queries and keys, before they are scaled: here nothing.
+// The terms that a kernel adds to the products of queries and keys, before they are scaled: here none.
 struct NoTerms {
-  // Once, beside the copies of the queries; `room`: shared memory that follows the tiles. The thread's first copies.
+  // Called once, with the copies of the queries; `room`: shared memory after the tiles. The thread's first copies.
   template <class T> __device__ __forceinline__ void begin(const Place &, const T *queries, T *room) {}
-  // Begins the copies that go with those of the keys from `column` on.
+  // Begins the copies that accompany those of the keys from `column` on.
   __device__ __forceinline__ void fetch(int column) {}
   // The copies have arrived, for all threads; nothing fetches the next until all of them have met at a barrier.
   // `fresh`: the warp did not add to the scores of the keys before `column`.

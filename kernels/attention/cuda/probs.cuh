@@ -1,8 +1,8 @@
-// Probabilities on request: the scores once more, against the lse that the forward pass left. Only output_attentions
-// asks for them, and writing them is most of the time, so fp32 arithmetic on plain tiles serves every dtype.
+// Probabilities on request: the scores are computed again, relative to the lse of the forward pass. Only
+// output_attentions needs them, and writing takes most of the time, so fp32 arithmetic on plain tiles serves any dtype.
 #include "problem.cuh"
 
-// Where tile (32 queries, 32 keys) number blockIdx.x of probs (sequences, heads, longest_q, longest_k) lies.
+// The position of tile (32 queries, 32 keys) number blockIdx.x in probs (sequences, heads, longest_q, longest_k).
 struct ProbsPlace {
   Place place;
   int query, key;
@@ -17,7 +17,7 @@ __device__ __forceinline__ ProbsPlace find_probs_place(const Problem &problem, c
   return {place_of(problem, inputs, row / problem.heads, row % problem.heads, query), query, key};
 }
 
-// As NoTerms of problem.cuh, for probabilities.
+// Like NoTerms of problem.cuh, for probabilities.
 struct NoProbsTerms {
   __device__ __forceinline__ void begin(const ProbsPlace &, const float *queries) {}
   // Copies the terms of columns d0 to d0 + 31 of queries and keys.

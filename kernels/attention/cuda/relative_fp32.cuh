@@ -1,5 +1,5 @@
 // Terms of relative position by ordinary FMA. A thread's scores are 8 rows and 16 columns apart: those of row i and
-// column j and of row i + 2 and column j + 1 have the same distance and share what they read of the bands.
+// column j and of row i + 2 and column j + 1 have the same distance and read the same elements of the bands.
 #include "fp32.cuh"
 #include "relative_terms.cuh"
 
@@ -19,7 +19,7 @@ template <class S> struct RelativeFp32Terms : RelativeTiles<float, S> {
                                            int x) const {
     constexpr int COUNT = OF_KEYS ? S::C : S::R, LAST = 2 * (S::C - 1);
     const int band_row = y - x + S::KEYS - 1 - 8 * LAST, in_eight = band_row & 7;
-    const float *eights[S::R + LAST];  // the rows lie 8 apart: within eight they have the same place, and permutation
+    const float *eights[S::R + LAST];  // the rows are 8 apart: their index modulo 8, and so the permutation, is equal
 #pragma unroll
     for (int step = 0; step < S::R + LAST; ++step)
       eights[step] = band + (this->in_ring(band_row + 8 * step) - in_eight) * this->ROW;

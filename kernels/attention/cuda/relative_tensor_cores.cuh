@@ -2,12 +2,12 @@
 #include "tensor_cores.cuh"
 #include "relative_terms.cuh"
 
-// Head dimensions beyond 64 have smaller tiles, so that both bands fit into 64 KB, the largest block of sm_75.
+// Head dimensions beyond 64 have smaller tiles, so that both bands fit in 64 KB, the largest block of sm_75.
 template <int D> using RelativeTiling = Tiling<D, 1, (D <= 64 ? 4 : 2), (D <= 64 ? 32 : 16)>;
 
-// Per 16 x 16 scores of a warp 31 distances count: band rows b to b + 30, where b is a multiple of 16. The products of
-// the 16 queries (or keys) with 32 rows of a band go through the warp's own corner of shared memory, from where each
-// score takes the one of its distance: column i - j + 15.
+// 16 x 16 scores of a warp have 31 distances: band rows b to b + 30, where b is a multiple of 16. The products of the
+// 16 queries (or keys) with 32 rows of a band go through the warp's own part of shared memory, where each score reads
+// the product of its distance: column i - j + 15.
 template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
   static constexpr int N = S::KEYS / 8, PRODUCTS = 16 * 32;
   using Half = float[2][4];  // 16 x 16: products with half of the rows
@@ -15,7 +15,7 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
   using RelativeTiles<T, S>::RelativeTiles;
 
   // d = the 16 rows of `a` from a_row on times those of `band` from band_row on, transposed; 16 x 8 of it in each
-  // fragment. Rings are multiples of 16 rows: those that are loaded at once lie side by side.
+  // fragment. Rings are multiples of 16 rows: the rows that are loaded at once are contiguous.
   template <int FRAGMENTS>
   __device__ __forceinline__ void multiply(float (&d)[FRAGMENTS][4], const T *a, int a_row, const T *band,
                                            int band_row) const {
@@ -49,8 +49,8 @@ template <class T, class S> struct RelativeTerms : RelativeTiles<T, S> {
     }
   }
 
-  // Adds to the scores of the 16 keys from fragment `n` on what `lower` and `upper`, the products of 16 queries or of
-  // these keys, have for their distances.
+  // Adds to the scores of the 16 keys from fragment `n` on the products of their distances in `lower` and `upper`,
+  // products of 16 queries or of these keys.
   template <bool OF_KEYS>
   static __device__ __forceinline__ void distribute(Scores<S> &scores, int n, float *products,
                                                     const float (*lower)[4], const float (*upper)[4]) {

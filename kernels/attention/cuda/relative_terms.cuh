@@ -1,11 +1,11 @@
 // The parts of the scores that depend on relative position and on segments, as terms of the attention kernels (NoTerms
-// in problem.cuh says when each function is called).
+// in problem.cuh describes when each function is called).
 //
-// In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables, and as many
-// more as make them a multiple of KEYS, come to shared memory as a band, row by row through distance_rows: the score of
-// row i and column j takes band row i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing
-// is gathered element by element. The next KEYS keys need the same rows but KEYS, which take the place of as many that
-// are done with: a band is a ring.
+// In a tile of queries and keys the distances are a range: ROWS + KEYS - 1 of them. Their rows of the tables, padded to
+// a multiple of KEYS, are copied to shared memory as a band, row by row through distance_rows: the score of row i and
+// column j uses band row i - j + KEYS - 1. So a product with the table becomes one with the band, and nothing is
+// gathered element by element. The next KEYS keys need the same rows except KEYS, which replace as many that are no
+// longer needed: a band is a ring.
 #include "problem.cuh"
 
 // Passed by value; RELATIVE in relative.py is its NumPy twin. Strides: batch, head, token or row of the table.
@@ -32,7 +32,7 @@ template <class T> struct RelativeInputs {
   }
 };
 
-// A row of segment scores: what a query adds for keys of its own segment, and of another.
+// A row of segment scores: the addends of a query for keys of its own segment, and of another.
 template <class T> struct SegmentRow {
   int id = 0;
   float same = 0.f, other = 0.f;
@@ -46,17 +46,17 @@ template <class T> struct SegmentRow {
   __device__ __forceinline__ float score(int id_k) const { return id_k == id ? same : other; }
 };
 
-// Tiles of shared memory behind those of `attend`: query_for_position if it is not the query, and the tables' bands.
+// Tiles of shared memory after those of `attend`: query_for_position if it is not the query, and the tables' bands.
 template <class T, class S> struct RelativeTiles {
-  // What is fetched at once, KEYS rows, does not wrap around.
+  // The KEYS rows that are fetched at once do not wrap around.
   static constexpr int BAND = (S::ROWS + 2 * S::KEYS - 2) / S::KEYS * S::KEYS, ROW = S::PITCH * VECTOR<T>;
   RelativeInputs<T> inputs;
   const Relative &relative;
   const Problem &problem;
   int first, queries, keys, distance;  // distance: of the band's first row for the keys from 0 on
   const T *positions;                            // queries for position
-  T *key_band, *query_band, *room;               // null where the table is absent; what follows the tiles
-  int turned = -1;                               // the place in the rings of their row 0; -1: nothing is there yet
+  T *key_band, *query_band, *room;               // null if the table is absent; the memory after the tiles
+  int turned = -1;                               // the index in the rings of their row 0; -1: they are still empty
 
   __device__ __forceinline__ RelativeTiles(const RelativeInputs<T> &inputs, const Relative &relative,
                                            const Problem &problem)
@@ -93,7 +93,7 @@ template <class T, class S> struct RelativeTiles {
     if (query_band) load_band(query_band + first, inputs.position_query, relative.position_query[2], lowest, count);
   }
 
-  // Where row `row` of the bands lies in the rings.
+  // The index of row `row` of the bands in the rings.
   __device__ __forceinline__ int in_ring(int row) const {
     row += turned;
     return row >= BAND ? row - BAND : row;

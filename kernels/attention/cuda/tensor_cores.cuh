@@ -1,14 +1,14 @@
 // Attention for float16 and bfloat16 on tensor cores, after FlashAttention-2 (Dao 2023, arXiv:2307.08691).
 //
-// A block of warps takes a tile of queries of one sequence and head and walks over its keys. Scores, probabilities and
-// the output stay in the registers of the warp that owns the rows; the softmax is kept up online. Key and value tiles
-// have one buffer each and take turns: the values arrive while the scores are computed, the next keys during softmax
-// and second product. Two buffers each would hide no more, and leave room for fewer blocks per multiprocessor.
+// A block of warps computes a tile of queries of one sequence and head in a loop over its keys. Scores, probabilities
+// and the output stay in the registers of the warp that owns the rows; the softmax is updated online. Key and value
+// tiles have one buffer each and alternate: the values arrive while the scores are computed, the next keys during
+// softmax and second product. Two buffers each would hide no more, and leave room for fewer blocks per multiprocessor.
 #include "problem.cuh"
 
 // A warp owns STRIPS_ times 16 rows. With two strips each fragment of keys or values it reads feeds two mma; with
 // one, reading shared memory takes as long as multiplying, but half the registers suffice and twice the blocks run:
-// better for short sequences and small batches. The queries stay in registers where there is room beside the output.
+// better for short sequences and small batches. The queries stay in registers if the output leaves room.
 template <int D_, int STRIPS_, int WARPS_ = 4, int KEYS_ = (D_ <= 64 ? 64 : D_ <= 128 ? 32 : 16)> struct Tiling {
   static constexpr int D = D_, CHUNKS = D / 8, PITCH = CHUNKS + 1, WARPS = WARPS_, THREADS = WARPS * WARP;
   static constexpr int STRIPS = STRIPS_, WARP_ROWS = 16 * STRIPS, ROWS = WARPS * WARP_ROWS, KEYS = KEYS_;
@@ -20,7 +20,7 @@ template <class S> using Scores = float[S::STRIPS * S::KEYS / 8][4];  // strip a
 template <class S> using Output = float[S::STRIPS][S::D / 8][4];
 template <class S> using Queries = unsigned[S::HELD][S::STRIPS][4];
 
-// Of each of the thread's rows: the largest score so far, and this thread's part of the sum of exponentials.
+// For each of the thread's rows: the largest score so far, and this thread's part of the sum of exponentials.
 template <class S> struct RowState {
   float peak[S::STRIPS][2], total[S::STRIPS][2];
 };
@@ -39,7 +39,7 @@ __device__ __forceinline__ void multiply_keys(Scores<S> &scores, Queries<S> &hel
   constexpr bool RELOAD = S::HELD < S::D / 16;
 #pragma unroll
   for (int i = 0; i < S::STRIPS * N * 4; ++i) scores[i / 4][i % 4] = 0.f;
-#pragma unroll(RELOAD ? 2 : S::HELD)  // in full, ptxas would prefetch queries until it has to spill
+#pragma unroll(RELOAD ? 2 : S::HELD)  // fully unrolled, ptxas would prefetch queries until it spills
   for (int step = 0; step < S::D / 16; ++step) {
     if constexpr (RELOAD) load_queries<T, S>(held[0], queries, warp_row, step);
 #pragma unroll
@@ -127,7 +127,7 @@ __device__ __forceinline__ void add_row(Scores<S> &scores, int strip, int half, 
   }
 }
 
-// Brings raw products to natural units and adds biases and mask. `row`, `column`: of the warp's first score within the
+// Scales raw products to natural units and adds biases and mask. `row`, `column`: of the warp's first score within the
 // sequence; `warp_row`: within the tile; `staged`: see Stage.
 template <class T, class S, int ADDED>
 __device__ __forceinline__ void add_scores(Scores<S> &scores, const float *staged, const AddedScores &added,
@@ -171,7 +171,7 @@ template <class S> __device__ __forceinline__ void scale_scores(Scores<S> &score
 template <class S>
 __device__ __forceinline__ void hide(Scores<S> &scores, const Place &place, int row, int column) {
   const int lane = threadIdx.x % WARP, at = column + lane % 4 * 2;
-  const int below = row + place.below, above = row + place.above;  // what the warp's first row sees
+  const int below = row + place.below, above = row + place.above;  // the keys that the warp's first row sees
   if (column >= below + S::WARP_ROWS - 1 && column + S::KEYS <= min(place.keys, above + 1)) return;
   const int end = place.keys - at, first = below + lane / 4 - at, last = above + lane / 4 - at;  // of the thread's row
 #pragma unroll
@@ -181,7 +181,7 @@ __device__ __forceinline__ void hide(Scores<S> &scores, const Place &place, int 
   }
 }
 
-// Turns scores into exponentials relative to the rows' new peaks, and scales down what was summed relative to the old.
+// Converts scores to exponentials relative to the rows' new peaks, and rescales the sums relative to the old peaks.
 // Exponentials are powers of two (one instruction): exp(unit x) = 2^(unit log2(e) x), `log2_unit` = unit log2(e).
 template <class S>
 __device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &state, Output<S> &output,
@@ -197,7 +197,7 @@ __device__ __forceinline__ void softmax_step(Scores<S> &scores, RowState<S> &sta
         peak = fmaxf(peak, fmaxf(scores[strip * N + n][half * 2], scores[strip * N + n][half * 2 + 1]));
       peak = warp_reduce<Max, 4>(peak);
       // Masks of -3e38 (the lowest finite bfloat16) would overflow when multiplied by log2(e). Numbers that large are
-      // equal or differ by more than exp can tell apart: any factor is right that leaves equals equal.
+      // equal or differ too much for exp: any factor that keeps equal numbers equal is right.
       const float factor = fabsf(peak) > 1e38f ? 1.f : log2_unit;
       const float origin = peak == -INFINITY ? 0.f : peak;  // no key seen yet: avoids -inf + inf
       const float base = origin * factor;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void put_row(T *tile, const float (&strip)[COLUMNS][4
         pack<T>(strip[n][half * 2] * factor, strip[n][half * 2 + 1] * factor);
 }
 
-// Divides by the sums and rounds into the warp's rows of `tile`; writes lse, which `unit` brings to natural units.
+// Divides by the sums and rounds into the warp's rows of `tile`; writes lse, which `unit` scales to natural units.
 template <class T, class S>
 __device__ __forceinline__ void finish_rows(T *tile, float2 *lse, const Output<S> &output, const RowState<S> &state,
                                             float unit, int warp_row, int rows) {
@@ -284,7 +284,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
   constexpr int ROOM = Stage<S, ADDED>::ROOM;
   SHARED_ARRAY(float, staged, ROOM);
   if (threadIdx.x == 0) added[0] = find_added_scores(problem, place), later[0] = place;
-  // Without biases and mask the raw products go straight into the exponential; a negative scale would turn their order.
+  // Without biases and mask the exponential uses the raw products; a negative scale would reverse their order.
   const bool raw = ADDED == NOTHING && problem.scale > 0.f;
   const float unit = raw ? problem.scale : 1.f;
   const int warp_row = threadIdx.x / WARP * S::WARP_ROWS, row = place.first + warp_row;
@@ -306,7 +306,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
   for (int column = begin; column < end; column += S::KEYS) {
     if (column == begin) cp_async_wait<1>();
     else cp_async_wait<0>();
-    __syncthreads();  // the keys (and at first the queries) have arrived; all threads have left the previous values
+    __syncthreads();  // the keys (and at first the queries) have arrived; all threads are done with the previous values
     if (column > begin) fetch_values(column);
     // Warps without a row, and those that see none of these keys, only help with the copies.
     const int bottom = row + later[0].below, top = row + S::WARP_ROWS - 1 + later[0].above;
@@ -326,7 +326,7 @@ __device__ __forceinline__ void attend(T *output, float2 *lse, Inputs<T> inputs,
     }
     stage.put(staged);
     cp_async_wait<0>();
-    __syncthreads();  // the values have arrived; all threads have left the keys
+    __syncthreads();  // the values have arrived; all threads are done with the keys
     if (column + S::KEYS < end) fetch_keys(column + S::KEYS);
     if (!idle) {
       if constexpr (ADDED != NOTHING)

@@ -2,7 +2,7 @@
 #include "activations.cuh"
 #include "common.cuh"
 
-// values[i] += array[begin + i], where that lies inside
+// values[i] += array[begin + i] if that is inside
 template <class T>
 __device__ __forceinline__ void add(float (&values)[VECTOR<T>], const T *array, int begin, int count) {
   float addends[VECTOR<T>];
@@ -18,7 +18,7 @@ template <class T> struct Epilogue {
   long long output_stride, residual_stride;
   int rows, columns, activation;
 
-  // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes what lies inside the matrix.
+  // Finishes one 16-byte vector of outputs, from column `column` of row `row`, and writes those inside the matrix.
   __device__ __forceinline__ void store(float (&values)[VECTOR<T>], int row, int column) const {
     if (row >= rows || column >= columns) return;
     if (bias) add(values, bias, column, columns);

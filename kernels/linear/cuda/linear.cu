@@ -21,7 +21,7 @@ template <int BM_, int BN_> struct Tiling {
   static constexpr int BLOCKS = BM < 128 ? 1 : TARGET_ARCH >= 900 ? 3 : 2;  // per multiprocessor, by shared memory
 };
 
-// d += input tile x weight tile^T for this warp, whose fragments begin at these places; the tiles are BK deep.
+// d += input tile x weight tile^T for this warp, whose fragments begin at these positions; the tiles are BK deep.
 template <class T, class S>
 __device__ __forceinline__ void multiply_tile(float (&d)[S::WM / 16][S::WN / 8][4], const T *input, const T *weight,
                                               int input_place, int weight_place) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void multiply_tile(float (&d)[S::WM / 16][S::WN / 8][
 }
 
 // Moves every row of a register array one to the front. A loop that always works on row 0 and then rotates keeps its
-// body, the whole epilogue, in the program once; moving the registers costs next to nothing beside the product.
+// body, the whole epilogue, in the program once; moving the registers costs almost nothing compared with the product.
 template <int ROWS, int GROUPS> __device__ __forceinline__ void rotate(float (&d)[ROWS][GROUPS][4]) {
 #pragma unroll
   for (int row = 0; row + 1 < ROWS; ++row)
@@ -102,7 +102,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
       load_tile<BN, S::CHUNKS, S::CHUNKS, S::THREADS>(stage + BM * S::BK, weight + k, weight_stride,
                                                       out_features - column0, in_features - k);
     }
-    cp_async_commit();  // also when there is nothing left, so that "all but the last STAGES - 2 groups" stays right
+    cp_async_commit();  // also without further tiles, so that "all but the last STAGES - 2 groups" stays right
   };
 
   const int input_place = a_place<S::CHUNKS>(warp_row), weight_place = b_place<S::CHUNKS>(warp_column);
@@ -112,7 +112,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     cp_async_wait<S::STAGES - 2>();
-    __syncthreads();  // this stage has arrived, and all threads have left the one that is fetched into next
+    __syncthreads();  // this stage has arrived, and all threads are done with the one that is fetched into next
     fetch(step + S::STAGES - 1);
     const T *stage = stages + step % S::STAGES * S::STAGE;
     multiply_tile<T, S>(d, stage, stage + BM * S::BK, input_place, weight_place);
@@ -128,7 +128,7 @@ linear_mma(T *output, const T *input, const T *weight, const T *bias, const T *r
 // ---- float32: ordinary FMA, exact (no tf32) ---------------------------------------------------------------------
 
 // Each thread holds 8x8 outputs as [row][half][4 columns]: rows 4y..4y+3 and as many B/2 further on, columns likewise,
-// so that the float4 reads of a warp from shared memory meet no bank twice.
+// so that the float4 reads of a warp from shared memory have no bank conflicts.
 constexpr int DEPTH = 8;
 
 // The thread's share of a B x DEPTH tile, global to registers: vectors along k, zeros outside.
