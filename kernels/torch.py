@@ -403,7 +403,7 @@ def on_current_stream(device: Any = None) -> Iterator[None]:
 
 
 def share_memory() -> None:
-    """Make CuPy allocate its memory from PyTorch's pool, instead of its own, from now on.
+    """Make CuPy allocate its memory from PyTorch's pool, not from a separate one, from now on.
 
     Both can then reuse freed memory, on the stream that it was used on. Call it before anything is on the GPU: memory
     in CuPy's own pool stays there. `cupy.cuda.set_allocator` undoes it.

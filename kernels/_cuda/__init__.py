@@ -67,7 +67,7 @@ def c_type(dtype):
     """Return CUDA's name of a floating dtype: "float", "__half" or "__nv_bfloat16"."""
     name = np.dtype(dtype).name
     if name not in C_TYPES:
-        raise TypeError(f"CUDA kernels take {', '.join(C_TYPES)}, not {name}")
+        raise TypeError(f"dtype is {name}, expected {', '.join(C_TYPES)} on CUDA")
     return C_TYPES[name]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from . import runtime
 
 TYPES = {"float32": 0, "float16": 2, "bfloat16": 14}  # cudaDataType
-COMPUTE_32F = 68  # sums in float32, and products of float32 as such: TF32 is a compute type of its own
+COMPUTE_32F = 68  # sums in float32, and exact products of float32: TF32 is a separate compute type
 EPILOGUES = {None: 0, "gelu_tanh": 32}  # cublasLtEpilogue_t; its GELU is the tanh form
 NO_EPILOGUE, ADD_BIAS = 1, 4
 TRANSPOSE_A, TRANSPOSE_B, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8  # cublasLtMatmulDescAttributes_t

@@ -14,7 +14,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
 
 @ieee_arithmetic
 def update(sets, lr, beta, weight_decay, grad_scale, product):
-    """Do `muon_update`; product(left, right, addend) is left @ right.T + addend, which may be None."""
+    """Compute `muon_update`; product(left, right, addend) is left @ right.T + addend, which may be None."""
     if grad_scale is not None and not np.isfinite(grad_scale):
         return
     for parameter, grad, momentum in sets:

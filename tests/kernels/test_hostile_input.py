@@ -99,9 +99,9 @@ embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 
 embedding_backward(SQUARE, OF_THREE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32
 embedding_backward(SQUARE, OF_THREE, add_to=READ_ONLY) -> ValueError: add_to read-only
 embedding_backward(SQUARE, OF_THREE, add_to=SQUARE) -> ValueError: add_to grad_output overlaps
-linear_weight_gradient(SQUARE, SQUARE, dtype="float16") -> TypeError: dtype float16 float32 beside
+linear_weight_gradient(SQUARE, SQUARE, dtype="float16") -> TypeError: dtype float16 float32 input
 linear_weight_gradient(f32(2, 3), SQUARE) -> ValueError: grad_output (2, 3) (3, out_features)
-linear_weight_gradient(SQUARE, SQUARE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32 beside
+linear_weight_gradient(SQUARE, SQUARE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32 input
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(2, 3)) -> ValueError: add_to (2, 3) (3, 3)
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(3, 3).T) -> ValueError: add_to not C-contiguous
 linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE) -> ValueError: add_to input overlaps

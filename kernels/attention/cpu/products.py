@@ -41,7 +41,7 @@ from ..._numba.steps import BFLOAT16
 from .online_softmax import rescale
 
 TILES_SIZE = STATE_SIZE if LEVEL.tiles else 0  # elements of a task's scratch
-SPARE_KEYS = TILE_ROWS if LEVEL.tiles else 1  # rows beside the keys and the values
+SPARE_KEYS = TILE_ROWS if LEVEL.tiles else 1  # rows after the keys and the values
 KEY_ROWS = VECTOR_TILE_ROWS * 2 // 3  # of a tile of vectors, a power of two as the lanes are
 _PAIR_ROWS, _TILE_KEYS = 2 * TILE_ROWS, 2 * TILE_WORDS
 

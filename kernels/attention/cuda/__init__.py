@@ -59,7 +59,7 @@ def attention(query, key, value, scoring, return_probs, return_components, compu
     batch, heads, length, head_dim = query.shape
     if head_dim > most:
         beside = " with relative tables or segments" * has_terms
-        raise ValueError(f"query has head_dim {head_dim}, the CUDA kernels take at most {most}{beside}")
+        raise ValueError(f"query has head_dim {head_dim}, expected at most {most}{beside} on CUDA")
     xp, is_packed = _cuda.array_module(query), scoring.cu_seqlens is not None
     if is_packed:
         output = xp.empty((length, heads, head_dim), dtype=query.dtype).transpose(1, 0, 2)[None]

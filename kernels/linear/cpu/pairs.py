@@ -96,7 +96,7 @@ def _transpose_words(source, width, depth, rows):
 
 @helper
 def _join_rows(rows, count, width, target):
-    """Write `count` rows of `width` bfloat16, 2 * width apart, as words of two rows; zeros beside an odd last one."""
+    """Write `count` rows of `width` bfloat16, 2 * width apart, as words of two rows; an odd last row gets zeros."""
     source, joined = as_words(rows, _STORAGE), as_words(target, _STORAGE)
     for i in range(0, count, 2):
         for j in range(width):
