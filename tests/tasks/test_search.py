@@ -89,7 +89,7 @@ def test_bytes():
     assert (np.abs(found - steps) <= 1).all() and (found == steps).mean() > 0.98 and found.dtype == np.uint8
     signed = quantize_embeddings(ROWS, "int8", ranges=ranges)
     assert signed.dtype == np.int8 and (signed.astype(int) + 128 == found).all()
-    with pytest.warns(UserWarning, match="the ranges come from 37 embeddings, .*: give ranges"):
+    with pytest.warns(UserWarning, match="the ranges come from only 37 embeddings, .*: give ranges"):
         own = quantize_embeddings(ROWS, "uint8")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
