@@ -41,7 +41,7 @@ class Kind(click.ParamType):
         try:
             return self.read(value) if isinstance(value, str) else value
         except ValueError:
-            self.fail(f"is {value!r}, expected {self.expected}", param, ctx)
+            self.fail(f"is {value!r:.100}, expected {self.expected}", param, ctx)
 
 
 class Choice(click.Choice):
@@ -49,7 +49,7 @@ class Choice(click.Choice):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         if value not in self.choices:
-            self.fail(f"is {value!r}, expected one of {', '.join(self.choices)}", param, ctx)
+            self.fail(f"is {value!r:.100}, expected one of {', '.join(self.choices)}", param, ctx)
         return value
 
 

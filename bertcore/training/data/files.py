@@ -110,7 +110,7 @@ def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
     """Return the error for a record that cannot be used: its position, the problem, and its contents."""
     where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
     held = f"it has {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
-    return MalformedRecord(f"{where} {problem}; {held:.200}")
+    return MalformedRecord(f"{where} {problem:.400}; {held:.200}")
 
 
 def without_column(record: Any, number: int, column: str, problem: str) -> MalformedRecord:

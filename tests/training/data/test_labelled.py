@@ -88,6 +88,7 @@ def test_words_in_lines(tokenizer, tmp_path):
     (LabelledTexts(labels=("a",)), {"text": "x", "label": None}, "'label' is null; it has 'text', 'label'"),
     (LabelledTexts(labels=("a",)), {"text": 3, "label": "a"}, "'text' is 3, expected a text"),
     (LabelledTexts(labels=("a",)), {"text": "x", "label": "b"}, "has the label 'b', expected one of a"),
+    (LabelledTexts(labels=("a",)), {"text": "x", "label": "b" * 500}, "has the label 'b{380,390}; it has 'text'"),
     (LabelledTexts(labels=("a",)), {"text": "x", "label": float("nan")}, "'label' is nan"),
     (LabelledTexts(labels=("a",)), {"text": "x", "label": {}}, "'label' is {}"),
     (LabelledTexts(), {"text": "x", "label": "a"}, "'label' is 'a', expected a number"),
