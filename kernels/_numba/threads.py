@@ -66,8 +66,15 @@ def size_pool() -> None:
         parallel.snt_check = parallel.gen_snt_check()  # numba.set_num_threads must not exceed it
 
 
+def _keep_pool():
+    """Keep tbb's pool from being unloaded when the process ends: after a fork, or on one CPU, that can wait forever."""
+    if THREADING_LAYER == "tbb":
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(importlib.import_module("numba.np.ufunc.tbbpool")))
+
+
 _load_tbb()
 THREADING_LAYER = _available_layer()
+_keep_pool()
 
 # The Python threads that have called kernels; the first one started the pool.
 _callers: dict[int, None] = {}
@@ -121,19 +128,11 @@ def _before_fork():
     for lock in _LOCKS:
         lock.acquire()
     _lost[:] = filter(None, [_pool_lost_in_fork()])
-    if parallel._is_initialized:
-        _keep_pool()
 
 
 def _after_fork():
     for lock in reversed(_LOCKS):
         lock.release()
-
-
-def _keep_pool():
-    """Keep tbb's pool from being unloaded at the end of parent and child, which can wait forever after a fork."""
-    if THREADING_LAYER == "tbb":
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(importlib.import_module("numba.np.ufunc.tbbpool")))
 
 
 def _after_fork_in_child():
