@@ -47,7 +47,7 @@ class TrainerCallback:
         """Run after a checkpoint, `folder`, has been written."""
 
     def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        """Run after the last step of an epoch."""
+        """Run after the last step of an epoch, also if the run ends within it, but not after a signal."""
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Run after the last step, also if the run was interrupted."""
@@ -330,6 +330,7 @@ def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
     return made
 
 
+SETTINGS = "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size"
 _KINDS = {"int": int, "float": int | float, "str": str, "dict[str, Any]": dict, "list[dict[str, Any]]": list}
 MOST_BATCHES = 2**48  # beyond any run
 
@@ -340,7 +341,9 @@ class TrainerState:
 
     Attributes:
         global_step: the number of steps made.
-        max_steps: the total number of steps; None if the run is limited only by time.
+        max_steps, num_train_epochs: the total number of steps, and of the epochs they begin; None if not known.
+        logging_steps, eval_steps, save_steps: the steps between two log entries, evaluations, checkpoints.
+        train_batch_size: `per_device_train_batch_size`.
         num_examples: the number of examples of the dataset; None for a stream.
         num_processes: the number of processes that train together.
         data: a fingerprint of the dataset; None without a length or if it changes between reads.
@@ -366,6 +369,11 @@ class TrainerState:
     is_local_process_zero = True
     global_step: int = 0
     max_steps: int | None = None
+    num_train_epochs: int | None = None
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int = 8
     num_examples: int | None = None
     num_processes: int = 1
     data: str | None = None

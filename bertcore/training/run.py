@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from bertcore import kernels
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.passes import mixed_seed
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import Callbacks, TrainerControl, TrainerState
+from bertcore.training.callbacks import SETTINGS, Callbacks, TrainerControl, TrainerState
 from bertcore.training.checkpoints import (
     checkpoint_folder,
     fingerprint_beyond_checkpoints,
@@ -75,8 +75,14 @@ class Run:
     evaluate: Callable[[], Mapping[str, float]]
 
     def __post_init__(self) -> None:
+        args = self.args
         self.state = TrainerState(
             max_steps=self.length,
+            num_train_epochs=self._epochs(),
+            logging_steps=args.logging_steps,
+            eval_steps=args.steps_between_evaluations,
+            save_steps=args.save_steps,
+            train_batch_size=args.per_device_train_batch_size,
             num_examples=self.batches.num_examples,
             num_processes=self.processes.count,
             data=self.batches.fingerprint(),
@@ -91,10 +97,12 @@ class Run:
 
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
-        length = self.state.max_steps
+        now = {name: getattr(self.state, name) for name in SETTINGS}
         parts, beside = (self.model, self.optimizer, self.schedule), self.objective.parameters(self.model)
         self.state = load_run(folder, *parts, self.args, self.state, beside=beside)
-        self.state.max_steps, best = length, self.state.best_model_checkpoint
+        for name, value in now.items():
+            setattr(self.state, name, value)
+        best = self.state.best_model_checkpoint
         if best is not None:  # beside the checkpoint to resume from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
         self.callbacks.load_state_dict(self.state.callbacks)
@@ -102,10 +110,11 @@ class Run:
             self._loss_scale.load_state_dict(self.state.loss_scale)
         self._saved_at = self.state.global_step
 
-    def go(self, ending: list[int]) -> None:
-        """Train until the end, or until `ending` holds a signal; in that case a checkpoint is always written."""
+    def go(self, ending: list[int]) -> dict[str, float]:
+        """Train to the end, or until `ending` holds a signal: then a checkpoint is always written. Return metrics."""
         self._check_processes()
-        self._started = time.monotonic() - self.state.seconds
+        before = replace(self.state)
+        self._started = time.monotonic() - before.seconds
         self.state.is_world_process_zero = self.state.is_local_process_zero = self.processes.is_first
         self._call("on_train_begin")
         try:
@@ -116,12 +125,15 @@ class Run:
                     self._step(part)
                 self._after(is_epoch_end=part is None)
                 if self._is_to_end(ending):
+                    if part is not None and not ending:
+                        self._after(is_epoch_end=True)
                     break
-            self._finish(is_interrupted=bool(ending))
+            metrics = self._finish(before, is_interrupted=bool(ending))
         except BaseException as error:
             self._end(error)
             raise
         self._end()
+        return metrics
 
     def _check_processes(self) -> None:
         """Raise ValueError unless all processes begin with the same data and model."""
@@ -151,7 +163,7 @@ class Run:
     # --- data -----------------------------------------------------------------------------------------
 
     def _steps(self) -> Iterator[Part | None]:
-        """Yield this process's part of each step, and None at the end of an epoch."""
+        """Yield this process's part of each step, and None at the end of an epoch, also if the run ends within it."""
         state = self.state
         while not self._is_over():
             if state.batches_of_epoch == 0:
@@ -169,6 +181,7 @@ class Run:
                 yield part
                 coming = next(parts, None)
                 if coming is not None and self._is_over():
+                    yield None
                     return
             state.epochs_done, state.batches_of_epoch = state.epochs_done + 1, 0
             yield None
@@ -300,11 +313,19 @@ class Run:
         )
 
     def _epoch_reached(self) -> float:
+        whole = self._batches_of_epoch()
+        return self.state.epochs_done + (self.state.batches_of_epoch / whole if whole else 0.0)
+
+    def _batches_of_epoch(self) -> int | None:
         try:
-            whole = len(self.batches)
+            return len(self.batches)
         except TypeError:
-            return float(self.state.epochs_done)
-        return self.state.epochs_done + self.state.batches_of_epoch / whole
+            return None
+
+    def _epochs(self) -> int | None:
+        """Return the number of epochs that the run begins, if it is known."""
+        whole, taken = self._batches_of_epoch(), self.args.gradient_accumulation_steps * self.processes.count
+        return -(-self.length // -(-whole // taken)) if whole and self.length else None
 
     # --- after a step, and after an epoch ---------------------------------------------------------------
 
@@ -329,14 +350,30 @@ class Run:
     def _is_due(self, strategy: str, every: int, is_epoch_end: bool) -> bool:
         if is_epoch_end:
             return strategy == "epoch"
-        return strategy == "steps" and self.state.global_step % every == 0
+        step = self.state.global_step
+        return strategy == "steps" and (step % every == 0 or step == self.state.max_steps)
 
-    def _finish(self, *, is_interrupted: bool) -> None:
+    def _finish(self, before: TrainerState, *, is_interrupted: bool) -> dict[str, float]:
+        """Log and save what is left, and return the metrics of the run since the state `before`."""
         self._read()
         if self.state.unlogged_steps:
             self._log()
         if self.args.save_strategy != "no" or is_interrupted:
             self._save()
+        state, seconds = self.state, self._seconds() - before.seconds
+        steps = state.global_step - before.global_step
+        examples = steps * state.train_batch_size * self.args.gradient_accumulation_steps * state.num_processes
+        if state.num_examples is not None:
+            examples = (state.epoch - before.epoch) * state.num_examples
+        metrics = {
+            "train_runtime": seconds,
+            "train_samples_per_second": examples / seconds,
+            "train_steps_per_second": steps / seconds,
+            "train_loss": state.total_loss / max(1, state.global_step),
+            "epoch": state.epoch,
+        }
+        self.log(metrics)
+        return {**metrics, "train_steps": steps, "train_tokens": state.num_input_tokens_seen}
 
     def _log(self) -> None:
         state = self.state

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 from bertcore import kernels
 from bertcore.arguments import naming_nearest
+from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerState, reports_of
-from bertcore.training.checkpoints import check_whole, checkpoints_in, latest_whole, sweep_checkpoints
+from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_whole, sweep_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
@@ -135,21 +136,21 @@ class Trainer:
         run = self._run()
         if start is not None:
             run.resume(start)
-        self.state, before = run.state, (run.state.global_step, time.monotonic())
+        self.state = run.state
         if self.args.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         with held_back() as ending:
-            run.go(ending)
+            metrics = run.go(ending)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self.model.load_weights(self.state.best_model_checkpoint)
-        return self._outcome(*before)
+        return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Return the loss and the metrics on a dataset, by default `eval_dataset`; on each of several, by name.
 
         Returns:
             {"eval_loss": ..., the results of `compute_metrics` (each name with the prefix), "eval_runtime": seconds,
-            "eval_samples_per_second": ...}.
+            "eval_samples_per_second": ..., "eval_steps_per_second": ...}.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
@@ -180,6 +181,27 @@ class Trainer:
         self.model.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
+
+    def save_state(self) -> None:
+        """Write `state`, with all of its log, to trainer_state.json in `output_dir`."""
+        if self.processes.is_first:
+            self.state.save_to_json(Path(self.args.output_dir) / STATE)
+
+    def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
+        """Print metrics under the name of a split, "train" or "eval"."""
+        if self.processes.is_first:
+            width = max(map(len, metrics), default=0)
+            rows = [f"  {name:<{width}} = {_short(metrics[name]):>10}" for name in sorted(metrics)]
+            print(f"***** {split} metrics *****", *rows, sep="\n")
+
+    def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
+        """Write metrics to {split}_results.json in `output_dir`; with `combined` add them to all_results.json, too."""
+        folder = Path(self.args.output_dir)
+        if self.processes.is_first:
+            write_json(folder / f"{split}_results.json", dict(metrics))
+        if self.processes.is_first and combined:
+            every = folder / "all_results.json"
+            write_json(every, {**(read_json_object(every) if every.is_file() else {}), **metrics})
 
     def is_world_process_zero(self) -> bool:
         """Return whether this is the first process of the run, which writes and reports for all."""
@@ -316,21 +338,10 @@ class Trainer:
             metrics |= _checked_metrics(self.compute_metrics(found.predictions))
         seconds = time.monotonic() - started
         metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
+        metrics["steps_per_second"] = -(-found.examples // self.args.per_device_eval_batch_size) / seconds
         start = f"{prefix}_"
         metrics = {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
         return metrics, found.predictions
-
-    def _outcome(self, first_step: int, started: float) -> TrainOutput:
-        state, seconds = self.state, time.monotonic() - started
-        metrics = {
-            "train_runtime": seconds,
-            "train_steps": state.global_step - first_step,
-            "train_steps_per_second": (state.global_step - first_step) / seconds,
-            "train_tokens": state.num_input_tokens_seen,
-            "train_loss": state.total_loss / max(1, state.global_step),
-            "epoch": state.epoch,
-        }
-        return TrainOutput(state.global_step, metrics["train_loss"], metrics)
 
 
 def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
@@ -355,6 +366,10 @@ def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
     for group in [] if optimizer is None else optimizer.groups:
         if not known.issuperset(group.parameters):
             raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
+
+
+def _short(value: Any) -> str:
+    return str(round(value, 4) if isinstance(value, float) else value)
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Any]:

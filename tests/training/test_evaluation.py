@@ -34,7 +34,7 @@ def test_rates_fall_when_the_evaluations_no_longer_improve(tmp_path):
     options |= {"learning_rate": 1.0, "max_grad_norm": 1e-6, "save_strategy": "steps", "save_steps": 3}
     first = scored_trainer(tmp_path, [0.5, 0.6, 0.6], **options, max_steps=3)
     first.train()
-    assert first.state.log_history[-1]["learning_rate"] == 0.5
+    assert first.state.log_history[-2]["learning_rate"] == 0.5
     again = scored_trainer(tmp_path, [0.55, 0.7, 0.8], **options, logging_steps=1)
     again.train(resume_from_checkpoint=True)
     rates = [logs["learning_rate"] for logs in again.state.log_history if "learning_rate" in logs]
@@ -49,7 +49,12 @@ def test_evaluate_and_predict(tmp_path):
     assert metrics["eval_loss"] == pytest.approx(float(out.loss), rel=1e-5)  # 4 + 4 + 1, each by its labels
     expected = accuracy(EvalPrediction(out.logits, batch["labels"]))
     assert metrics["eval_accuracy"] == expected["accuracy"]
-    assert set(metrics) == {"eval_loss", "eval_accuracy", "eval_runtime", "eval_samples_per_second"}
+    assert set(metrics) == {
+        "eval_loss",
+        "eval_accuracy",
+        "eval_runtime",
+        *(f"eval_{kind}_per_second" for kind in ("samples", "steps")),
+    }
     predicted = trainer.predict(LABELLED[:9])
     np.testing.assert_allclose(predicted.predictions, out.logits, atol=1e-6)
     np.testing.assert_array_equal(predicted.label_ids, batch["labels"])

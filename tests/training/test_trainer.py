@@ -80,7 +80,7 @@ def test_steps_in_the_backward_pass_are_clipped_by_the_norm_before(tmp_path):
 
     with mock.patch.object(AdamW, "begin_step", noted):
         trainer.train()
-    norms = [line["grad_norm"] for line in trainer.state.log_history]
+    norms = [line["grad_norm"] for line in trainer.state.log_history[:3]]
     assert factors == [None, *(np.float32(0.01 / norm) for norm in norms[:2])]
 
 
@@ -213,7 +213,7 @@ def test_a_run_in_bfloat16_learns_as_one_in_float32(tmp_path):
         trainer = language_trainer(tmp_path / str(bf16), learning_rate=3e-3, bf16=bf16, **settings)
         trainer.train()
         assert all(array.dtype == np.float32 for array in trainer.model.state_dict().values())
-        losses[bf16] = [logs["loss"] for logs in trainer.state.log_history]
+        losses[bf16] = [logs["loss"] for logs in trainer.state.log_history[:5]]
     assert losses[True] != losses[False]
     assert losses[False][-1] < 0.95 * losses[False][0]
     np.testing.assert_allclose(losses[True], losses[False], rtol=0.01)

@@ -85,7 +85,10 @@ def assert_resumes(trainer, folder, steps):
 
 
 def without_times(history):
-    return [{name: value for name, value in logs.items() if name != "seconds"} for logs in history]
+    return [
+        {name: value for name, value in logs.items() if not name.endswith(("seconds", "runtime", "per_second"))}
+        for logs in history
+    ]
 
 
 class At(TrainerCallback):
