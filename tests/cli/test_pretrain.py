@@ -291,7 +291,7 @@ def test_failed_runs_are_reported_in_a_line(inputs, tmp_path, capsys, monkeypatc
     monkeypatch.setattr(training_run, "grad_norm", lambda grads: np.array(np.inf))
     assert pretrain(inputs, tmp_path / "diverged") == 1
     shown = capsys.readouterr().err
-    assert re.search("bertcore pretrain: step 1: the loss is .*diverged-1\n", shown)
+    assert re.search("bertcore pretrain: step 1: the loss is .*diverged-1 holds .*\n", shown)
 
 
 def test_adapters_beside_a_checkpoint(inputs, tmp_path, capsys):
