@@ -43,7 +43,7 @@ Pair = Sequence[str]
 
 
 class PairOptions(ReadingOptions, total=False):
-    """Arguments of `CrossEncoder.predict_stream` other than the pairs and their prompt."""
+    """Arguments of `CrossEncoder.predict_stream` other than the pairs, their prompt and `batch_size`."""
 
     activation_fn: str | Activation | None
 
@@ -169,6 +169,7 @@ class CrossEncoder(Encoder):
         inputs: Pair | Iterable[Pair],
         prompt_name: str | None = None,
         prompt: str | None = None,
+        batch_size: int | None = None,
         *,
         apply_softmax: bool = False,
         convert_to_numpy: bool = True,
@@ -181,7 +182,7 @@ class CrossEncoder(Encoder):
 
         Args:
             inputs: (text, text), or several of them.
-            prompt_name, prompt, options: arguments of `predict_stream`, which also documents the errors.
+            prompt_name, prompt, batch_size, options: arguments of `predict_stream`, which also documents the errors.
             apply_softmax: whether to apply a softmax to the scores of several labels, after the activation.
             convert_to_numpy: False gives a list of PyTorch's tensors.
             convert_to_tensor: True gives a tensor of PyTorch.
@@ -195,7 +196,7 @@ class CrossEncoder(Encoder):
         checks.boolean("apply_softmax", apply_softmax)
         is_one = self.is_singular_input(inputs)
         many = list(_checked([inputs] if is_one else inputs))
-        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}
+        given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, **options}
         scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
         parts = self._in_processes(many, pool, chunk_size, given)
         if parts:
@@ -281,6 +282,7 @@ class CrossEncoder(Encoder):
         return_documents: bool = False,
         prompt_name: str | None = None,
         prompt: str | None = None,
+        batch_size: int | None = None,
         *,
         pool: EncoderPool | None = None,
         chunk_size: int | None = None,
@@ -293,7 +295,7 @@ class CrossEncoder(Encoder):
             documents: the texts to rank.
             top_k: number of documents to return; all by default.
             return_documents: whether to return the texts as well.
-            prompt_name, prompt, pool, chunk_size, options: as for `predict`.
+            prompt_name, prompt, batch_size, pool, chunk_size, options: as for `predict`.
 
         Returns:
             {"corpus_id": index in `documents`, "score": float} and, with `return_documents`, "text", for each.
@@ -308,7 +310,7 @@ class CrossEncoder(Encoder):
             check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
         pairs = [(query, text) for text in texts]
-        scores = self.predict(pairs, prompt_name, prompt, pool=pool, chunk_size=chunk_size, **options)
+        scores = self.predict(pairs, prompt_name, prompt, batch_size, pool=pool, chunk_size=chunk_size, **options)
         best = np.argsort(-scores, kind="stable")[:top_k].tolist()
         return [
             {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})

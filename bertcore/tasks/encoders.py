@@ -102,7 +102,6 @@ class EncoderOptions(TypedDict, total=False):
 class ReadingOptions(TypedDict, total=False):
     """Keyword arguments of all calls that read texts."""
 
-    batch_size: int | None
     device: str | None
     truncation: Any
     stride: int | None

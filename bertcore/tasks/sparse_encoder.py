@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 class TextOptions(ReadingOptions, total=False):
     """Arguments of `SparseEncoder.encode_stream` other than the texts and their prompt."""
 
+    batch_size: int | None
     max_active_dims: int | None
     task: str | None
 

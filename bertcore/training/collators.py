@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, check_share
 from bertcore.kernels import checks
 from bertcore.training.masking import IGNORED, Masking, Words
 
@@ -134,6 +134,9 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
             checks.boolean(name, flag)
         if (whole_word_mask or span_mask or static) and not mlm:
             raise ValueError("whole_word_mask, span_mask or static is set with mlm=False, expected mlm=True for masks")
+        shares = {"mask_replace_prob": mask_replace_prob, "random_replace_prob": random_replace_prob}
+        for name, share in {"mlm_probability": mlm_probability, **shares}.items():
+            check_share(name, share)
         unit = "span" if span_mask else "word" if whole_word_mask else "token"
         self.masking = Masking(mlm_probability, mask_replace_prob, random_replace_prob, unit, static)
         self.words = Words.of(tokenizer) if mlm else None

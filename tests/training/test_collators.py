@@ -246,7 +246,8 @@ def test_examples_that_do_not_fit(tokenizer, examples, error):
     (DataCollatorForLanguageModeling, {"whole_word_mask": 1}, "whole_word_mask is 1"),
     (DataCollatorForLanguageModeling, {"static": None}, "static is None"),
     (DataCollatorForLanguageModeling, {"seed": None}, "seed is None"),
-    (DataCollatorForLanguageModeling, {"mlm_probability": float("nan")}, "share is nan"),
+    (DataCollatorForLanguageModeling, {"mlm_probability": float("nan")}, "mlm_probability is nan"),
+    (DataCollatorForLanguageModeling, {"random_replace_prob": 2}, "random_replace_prob is 2"),
 ])  # fmt: skip
 def test_invalid_options(tokenizer, kind, options, error):
     refuses((TypeError, ValueError), error, kind, *(() if kind is Masking else (tokenizer,)), **options)

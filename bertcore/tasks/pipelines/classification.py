@@ -42,8 +42,8 @@ class ClassificationOptions(CallOptions):
 
     Attributes:
         top_k: number of classes to return, best first; None for all. By default the best class, without a list.
-        function_to_apply: maps scores to probabilities: "softmax", "sigmoid" or "none"; by default as the config says:
-            "none" for regression, "sigmoid" for one class or several at once, otherwise "softmax".
+        function_to_apply: maps scores to probabilities: "softmax", "sigmoid" or "none", in either case; by default as
+            the config says: "none" for regression, "sigmoid" for one class or several at once, otherwise "softmax".
         calibration: maps scores to probabilities instead: a `TemperatureScaling` or `IsotonicCalibration` of
             `bertcore.tasks.calibration`, fitted to this model's scores on held-out texts.
         merge: for truncation="chunk", how to merge the scores of a text's windows: "mean", weighted by tokens, or the
@@ -60,6 +60,8 @@ class ClassificationOptions(CallOptions):
         if self.top_k is not BEST_ALONE and self.top_k is not None:
             check_count("top_k", self.top_k)
         if self.function_to_apply is not None:
+            if isinstance(self.function_to_apply, str) and self.function_to_apply.lower() in FUNCTIONS:
+                object.__setattr__(self, "function_to_apply", self.function_to_apply.lower())
             checks.choice("function_to_apply", self.function_to_apply, tuple(FUNCTIONS))
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
             name = type(self.calibration).__name__

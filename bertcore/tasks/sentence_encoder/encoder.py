@@ -44,6 +44,7 @@ class StreamOptions(ReadingOptions, total=False):
 
     prompt: str | None
     prompt_name: str | None
+    batch_size: int | None
     normalize_embeddings: bool
     truncate_dim: int | None
     precision: str

@@ -82,7 +82,7 @@ def check_rank(reranker):
     found = reranker.rank("the cat sat", documents)
     assert [entry["corpus_id"] for entry in found] == order and "text" not in found[0]
     np.testing.assert_array_equal([entry["score"] for entry in found], scores[order])
-    best = reranker.rank("the cat sat", documents, top_k=2, return_documents=True)
+    best = reranker.rank("the cat sat", documents, 2, True, None, None, 1)
     assert best == [entry | {"text": documents[entry["corpus_id"]]} for entry in found[:2]]
     assert reranker.rank("the cat sat", []) == []
 

@@ -31,15 +31,15 @@ def test_scores_and_ranks(tmp_path, labels, config, settings):
     peer = sentence_transformers.CrossEncoder(str(folder), device="cpu")
     with use_backend("numba"):
         ours = CrossEncoder(folder)
-        found = ours.predict(PAIRS)
-        np.testing.assert_allclose(found, peer.predict(PAIRS, show_progress_bar=False), atol=1e-5)
+        found = ours.predict(PAIRS, None, None, 2)
+        np.testing.assert_allclose(found, peer.predict(PAIRS, None, None, 2, False), atol=1e-5)
         assert np.ptp(found) > 0.01
         if labels > 1:
             soft = peer.predict(PAIRS, apply_softmax=True, show_progress_bar=False)
             np.testing.assert_allclose(ours.predict(PAIRS, apply_softmax=True), soft, atol=1e-5)
             return
         texts = list(dict.fromkeys(TEXTS[1]))
-        expected = peer.rank("the cat", texts, top_k=5, return_documents=True, show_progress_bar=False)
-        found = ours.rank("the cat", texts, top_k=5, return_documents=True)
+        expected = peer.rank("the cat", texts, 5, True, None, None, 2, False)
+        found = ours.rank("the cat", texts, 5, True, None, None, 2)
         assert [entry["corpus_id"] for entry in found] == [entry["corpus_id"] for entry in expected]
         assert found == [entry | {"score": pytest.approx(entry["score"], abs=1e-5)} for entry in expected]

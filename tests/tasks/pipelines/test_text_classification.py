@@ -56,7 +56,7 @@ def test_the_function_that_the_config_asks_for(tmp_path, config, labels, name):
     classify = pipeline(
         "sentiment-analysis", save_head(tmp_path, "AutoModelForSequenceClassification", labels, **config)
     )
-    assert classify("the cat", top_k=None) == classify("the cat", top_k=None, function_to_apply=name)
+    assert classify("the cat", top_k=None) == classify("the cat", top_k=None, function_to_apply=name.upper())
     others = {"none", "sigmoid", "softmax"} - {name}
     assert all(classify("the cat") != classify("the cat", function_to_apply=other) for other in others)
 
@@ -197,11 +197,12 @@ def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
 
 
 @pytest.mark.parity
-def test_answers_are_those_of_transformers(classifier_folder):
+@pytest.mark.parametrize("default", [{}, {"function_to_apply": "Sigmoid"}])
+def test_answers_are_those_of_transformers(classifier_folder, default):
     import transformers
 
-    theirs = transformers.pipeline("text-classification", str(classifier_folder), device="cpu")
-    ours = pipeline("text-classification", classifier_folder)
+    theirs = transformers.pipeline("text-classification", str(classifier_folder), device="cpu", **default)
+    ours = pipeline("text-classification", classifier_folder, **default)
     pair = {"text": "the cat", "text_pair": "paris is a mat"}
     for inputs in (TEXTS[0], TEXTS, pair, [pair, pair]):
         for options in (
@@ -209,6 +210,7 @@ def test_answers_are_those_of_transformers(classifier_folder):
             {"top_k": None},
             {"top_k": 2},
             {"function_to_apply": "sigmoid", "top_k": 1},
-            {"function_to_apply": "none"},
+            {"function_to_apply": None},
+            {"function_to_apply": "NONE"},
         ):
             assert_same_form(ours(inputs, **options), theirs(inputs, **options))
