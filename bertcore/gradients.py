@@ -278,6 +278,8 @@ def _check_any(items: Iterable[Any]) -> None:
 
 def _pairs(fields: Mapping[str, Any], gradients: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield (field or part of one, its gradient in its dtype and memory) for each gradient that is not None."""
+    if not isinstance(gradients, Mapping):
+        raise TypeError(f"gradients is {type(gradients).__name__}, expected a mapping of fields to gradients")
     if all(gradient is None for gradient in gradients.values()):
         raise ValueError("gradients is empty, expected those of at least one field")
     for name, gradient in ((name, each) for name, each in gradients.items() if each is not None):

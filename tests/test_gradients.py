@@ -214,6 +214,7 @@ def test_wrong_gradients(gradients, message):
     model = new_model("bert-base-uncased", "AutoModel")
     _, pullback = vjp(model)(**BATCH, output_hidden_states=True)
     refuses(ValueError, message, pullback, gradients)
+    refuses(TypeError, "gradients is list, expected a mapping", pullback, [gradients])
 
 
 def test_gradients_are_numbers():

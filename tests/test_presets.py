@@ -221,3 +221,4 @@ def test_names_and_configs():
 def test_unknown_names(name, hint):
     for call in (AutoModel.from_config, preset_config):
         refuses(ValueError, f"no preset is named '{name}'{hint}", call, name)
+    refuses(TypeError, "name is NoneType", preset_config, None)

@@ -22,8 +22,10 @@ _BY_HUB_ID = {one.hub_id: one for one in PRESETS.values() if one.hub_id}
 def preset(name: str) -> Preset:
     """Return the preset of that name, or of that id on the hub ("google-bert/bert-base-uncased").
 
-    Raises ValueError, with similar names, for an unknown one.
+    Raises ValueError, with similar names, for an unknown one, and TypeError for anything but a string.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"name is {type(name).__name__}, expected a preset's name")
     found = PRESETS.get(name) or _BY_HUB_ID.get(name)
     if found is None:
         close = _close(name.lower())

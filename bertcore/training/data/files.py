@@ -79,7 +79,9 @@ class Records:
     ):
         if on_malformed not in ("error", "skip"):
             raise ValueError(f"on_malformed is {on_malformed!r}, expected 'error' or 'skip'")
-        given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+        given = [paths] if isinstance(paths, str | os.PathLike) else paths
+        if not isinstance(given, Iterable):
+            raise TypeError(f"paths is {type(paths).__name__}, expected a path or a list of paths")
         self.files = [file for path in given for file in _files(path)]
         if not self.files:
             raise ValueError("paths is empty, expected files or folders")

@@ -224,6 +224,7 @@ def test_paths_that_cannot_be_read(tmp_path, monkeypatch, paths, error):
     write(tmp_path / "a.pdf", "")
     refuses((FileNotFoundError, ValueError), error, Records, paths)
     refuses(ValueError, "on_malformed is 'ignore'", Records, "-", on_malformed="ignore")
+    refuses(TypeError, "paths is int, expected a path", Records, 5)
 
 
 ENGLISH = "Dr. Smith went home. He slept!\nThen he woke."
