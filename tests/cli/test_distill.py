@@ -62,7 +62,7 @@ def test_another_family_with_chosen_layers(folder, tmp_path):
 def test_a_narrow_student_learns_maps(folder, tmp_path, capsys):
     options = ["--student", str(folder / "narrow.json"), "--terms", "states=0.1", "scores=0.1"]
     assert distill(folder, tmp_path / "a", *options) == 1
-    assert "hidden_size of the student's layer 0 is 30, of the teacher's layer 0 39" in capsys.readouterr().err
+    assert "hidden_size is 30 in the student's layer 0 but 39 in the teacher's layer 0" in capsys.readouterr().err
     assert distill(folder, tmp_path / "b", *options, "--take", "none") == 0
     assert (tmp_path / "b" / "checkpoint-4" / "objective.safetensors").is_file()
     student = load_model(tmp_path / "b")

@@ -178,7 +178,7 @@ def test_an_ordinary_checkpoint_in_half_precision_loads_as_float32(stored, tmp_p
 @pytest.mark.parametrize("dtype", LOW)
 def test_gradients_are_refused(cpu_backend, dtype):
     model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
-    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is for inference.*dtype=\"float32\""):
+    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is only for inference.*dtype=\"float32\""):
         value_and_grad(model)(**batch_of(TIED), labels=golden(TIED)["labels"])
     logits(model)  # and still computes
 

@@ -291,7 +291,7 @@ def test_config_errors_name_the_key(changes, key):
     ({"mems": [np.ones((3, 2, 8))]}, "mems has 1 entries, expected 2"),
     ({"mems": np.ones((2, 3, 1, 8))}, r"mems\[0\] has shape"),
     ({"input_mask": MASK, "attention_mask": MASK}, "both given"),
-    ({"input_mask": 2 * MASK}, "input_mask holds"),
+    ({"input_mask": 2 * MASK}, "input_mask has numbers other than 0 and 1"),
     ({"use_mems": 3}, "use_mems is 3"),
 ])  # fmt: skip
 def test_input_errors_name_the_argument(inputs, message):

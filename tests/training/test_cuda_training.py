@@ -73,10 +73,7 @@ def test_runs_follow_numpy(emulated_gpu, run, tmp_path):
     assert emulated_gpu.compiled
     lines = [without_times(trainer.state.log_history) for trainer in (expected, found)]
     for line, ours in zip(*lines, strict=True):
-        speeds = {name for name in line if "runtime" in name or "per_second" in name}
-        assert {name: ours[name] for name in line.keys() - speeds} == pytest.approx(
-            {name: line[name] for name in line.keys() - speeds}, rel=1e-4
-        )
+        assert ours == pytest.approx(line, rel=1e-4)
     weights = found.model.state_dict()
     for name, array in expected.model.state_dict().items():
         np.testing.assert_allclose(weights[name], array, rtol=1e-3, atol=2e-4, err_msg=name)
@@ -142,7 +139,7 @@ def test_products_in_sixteen_bits(emulated_gpu, make, tmp_path):
         emulated_gpu.launches.clear()
         trainer = make(tmp_path, **settings, **({precision: True} if precision else {}))
         trainer.train()
-        losses[precision] = [line["loss"] for line in trainer.state.log_history]
+        losses[precision] = [line["loss"] for line in trainer.state.log_history[:3]]
     np.testing.assert_allclose(losses["bf16"], losses[None], rtol=0.05)
     assert losses["bf16"] != losses[None]
     kernels = {launch.kernel for launch in emulated_gpu.launches}
@@ -162,12 +159,12 @@ def test_float16_skips_what_overflows(emulated_gpu, tmp_path):
     before = trainer(tmp_path / "before").model
     whole, resumed = assert_resumes(trainer, tmp_path, steps=2)
     assert_same_weights(AutoModelForMaskedLM.from_pretrained(tmp_path / "whole" / "checkpoint-1"), before)
-    lines = [(line["skipped_steps"], line["loss_scale"]) for line in whole.state.log_history]
+    lines = [(line["skipped_steps"], line["loss_scale"]) for line in whole.state.log_history[:3]]
     assert lines == [(1, 32768), (1, 32768), (1, 32768)]
     state = open_checkpoint(tmp_path / "whole" / "checkpoint-3" / "optimizer.safetensors")
     assert state["step_count"] == 2
     assert without_times(resumed.state.log_history) == without_times(whole.state.log_history)
-    losses = [line["loss"] for line in whole.state.log_history]
+    losses = [line["loss"] for line in whole.state.log_history[:3]]
     assert losses[2] < losses[0] and np.isfinite(losses).all()
 
 
@@ -203,6 +200,6 @@ def test_twenty_steps_follow_numpy(emulated_gpu, name, tmp_path):
             model = AutoModelForMaskedLM.from_config({**preset_config(preset), **otherwise}, seed=1)
             trainer = Trainer(model, args, MaskingCollator(), texts)
             trainer.train()
-        losses[backend] = [line["loss"] for line in trainer.state.log_history]
+        losses[backend] = [line["loss"] for line in trainer.state.log_history[:20]]
     assert np.mean(losses["numpy"][-4:]) < np.mean(losses["numpy"][:4]) - 0.3
     np.testing.assert_allclose(losses["cupy"], losses["numpy"], rtol=tolerance)

@@ -235,7 +235,7 @@ def test_frozen_parameters_stay_and_have_no_gradients(cpu_backend, part):
 
 
 def test_low_precision_is_not_trained():
-    refuses(ValueError, "inference alone", next(iter(new_model("bfloat16").parameters())).change, lambda array: None)
+    refuses(ValueError, "only for inference", next(iter(new_model("bfloat16").parameters())).change, lambda array: None)
 
 
 def test_states_that_do_not_fit():

@@ -222,7 +222,7 @@ def test_a_run_that_accumulates_is_a_run_of_large_batches(tmp_path, case):
                                  save_strategy="no", adam_epsilon=1e-3, **settings)  # fmt: skip
         trainer = Trainer(model(), args, stacked, rows, objective=objective())
         trainer.train()
-        losses.append([logs[name] for logs in trainer.state.log_history for name in ("loss", "grad_norm")])
+        losses.append([logs[name] for logs in trainer.state.log_history[:2] for name in ("loss", "grad_norm")])
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-10)
 
 
