@@ -73,7 +73,7 @@ def _train(shape: str) -> None:
         examples = [{"number": number} for number in range(4 * len(batches))]
         trainer = Trainer(model, args, lambda some: batches[some[0]["number"] % len(batches)], examples)
         trainer.train()
-    first, last = (trainer.state.log_history[index] for index in (WARM_UP - 1, -1))
+    first, last = (trainer.state.log_history[index] for index in (WARM_UP - 1, STEPS - 1))
     if trainer.is_world_process_zero():
         print((last["tokens"] - first["tokens"]) / (last["seconds"] - first["seconds"]))
 
