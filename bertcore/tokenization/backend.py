@@ -252,10 +252,10 @@ def _is_slow(expression: str) -> bool:
                 for text in (f"{part * count}\0{letters}{part * count}" for part in parts):
                     if all(_seconds(split, text) > MOST_TRIAL_SECONDS for _ in range(3)):  # more than a chance delay
                         return True
+    except (RuntimeError, UnicodeError):  # an invalid expression, which the library reports as it reads the file
+        return False
     except ValueError:
         return True
-    except RuntimeError:  # an invalid expression, which the library reports as it reads the file
-        pass
     return False
 
 

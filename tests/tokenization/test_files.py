@@ -166,6 +166,7 @@ BROKEN = [
     ("tokenizer.json", b'{"normalizer": 0, "normalizer": 1}', "the key 'normalizer' occurs twice"),
     ("tokenizer.json", {"version": "1.0"}, UNREADABLE),
     ("tokenizer.json", {"model": {"type": "Other"}}, UNREADABLE),
+    ("tokenizer.json", {"pre_tokenizer": {"pattern": {"Regex": "\ud800"}}}, "the tokenizers library: .* hex escape"),
     *[
         ("tokenizer.json", words_alone("WordPiece", **PIECES) | changes, rf"tokenizer\.json cannot be read: {message}")
         for changes, message in [
