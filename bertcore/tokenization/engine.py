@@ -53,7 +53,7 @@ class Engine:
     ) -> list["Encoding"]:
         """Encode each input, a tuple of one text or two; with `split`, texts are lists of words.
 
-        Without `offsets`, the encodings of many texts have none, and take 0.8 of the time.
+        Without `offsets`, the encodings of many texts have none, and take 0.85 of the time.
         """
         tokenizer = self._truncating(truncation)
         options = {"is_pretokenized": split, "add_special_tokens": add_special_tokens}
