@@ -196,10 +196,11 @@ class Trainer:
 
     def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:
         """Write metrics to {split}_results.json in `output_dir`; with `combined` add them to all_results.json, too."""
+        if not self.processes.is_first:
+            return
         folder = Path(self.args.output_dir)
-        if self.processes.is_first:
-            write_json(folder / f"{split}_results.json", dict(metrics))
-        if self.processes.is_first and combined:
+        write_json(folder / f"{split}_results.json", dict(metrics))
+        if combined:
             every = folder / "all_results.json"
             write_json(every, {**(read_json_object(every) if every.is_file() else {}), **metrics})
 
