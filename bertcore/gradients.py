@@ -167,7 +167,7 @@ def vjp(model: Any) -> Callable[..., tuple[Any, Callable[[Mapping[str, Any]], Gr
 
         def pullback(gradients: Mapping[str, Any]) -> Gradients:
             if not fields:
-                raise RuntimeError("pullback is called a second time, but the pass's arrays are used up: call vjp")
+                raise RuntimeError("pullback is called a second time, but the pass's arrays are gone: call vjp again")
             if model.version != version:
                 raise RuntimeError("the parameters have changed since: call pullback before the optimiser's step")
             found = list(_pairs(fields, gradients))

@@ -109,7 +109,7 @@ def _pairs_of_layers(student: Model, teacher: Model, chosen: list[int]) -> Itera
         own, other = student.encoder.layers[index], teacher.encoder.layers[place]
         if known.setdefault(id(own), id(other)) != id(other):
             raise ValueError(
-                f"layers has {place} for layer {index}, expected the one of the layers that share its parameters"
+                f"layers has {place} for layer {index}, expected one teacher layer for all that share its parameters"
             )
         yield from _pairs(own, other)
 

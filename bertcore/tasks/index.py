@@ -207,8 +207,8 @@ class VectorIndex:
         change there. Returns the index itself.
         """
         if (texts is not None) != self.has_texts:
-            found, wanted = ("None", "one text a row") if self.has_texts else ("given", "None")
-            raise ValueError(f"texts is {found}, expected {wanted} as in the call of `build`")
+            found, wanted = ("None", "a text for each row") if self.has_texts else ("given", "None")
+            raise ValueError(f"texts is {found}, expected {wanted}, as in the call of `build`")
         with locked(self.folder / PARTS):
             self._open(read_json_object(self.folder / NAME))  # other processes may have added rows
             blocks = row_blocks(embeddings, ids, texts, len(self))

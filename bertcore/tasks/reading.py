@@ -227,7 +227,7 @@ class PromptedReader(TextReader, Encoder):
         widths = {name: reader.embedding_dimension for name, reader in readers.items()}
         if len(set(widths.values())) > 1:
             made = ", ".join(f"{width} ({name})" for name, width in widths.items())
-            raise CheckpointError(f"{routes.file or self.folder}: the routes make {made} dimensions, expected equal")
+            raise CheckpointError(f"{routes.file or self.folder}: the routes make {made} dimensions, expected one size")
         for reader in readers.values():
             reader.readers = readers
 

@@ -179,7 +179,7 @@ def _scores(queries: list[np.ndarray], documents: list[np.ndarray]) -> np.ndarra
     if not queries or not documents:
         return np.zeros((len(queries), len(documents)), np.float32)
     if queries[0].shape[1] != documents[0].shape[1]:
-        raise ValueError(f"a has vectors of {queries[0].shape[1]}, b of {documents[0].shape[1]}, expected equal")
+        raise ValueError(f"a has vectors of {queries[0].shape[1]}, b of {documents[0].shape[1]}, expected equal widths")
     given = []
     for texts in (queries, documents):
         offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)

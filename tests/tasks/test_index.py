@@ -212,7 +212,7 @@ def test_wrong_additions_and_queries(folder):
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
     refuses(ValueError, "embeddings has rows of 5 numbers, expected 39", index.add, ROWS[:, :5])
     refuses(ValueError, "ids has 3 2 times", index.add, ROWS[:1], ids=[3])
-    refuses(ValueError, "texts is given, expected None as in", index.add, ROWS[:1], texts=["a"])
+    refuses(ValueError, "texts is given, expected None, as in", index.add, ROWS[:1], texts=["a"])
     refuses(ValueError, "embeddings holds no rows", index.add, [])
     refuses(ValueError, r"queries has shape .1, 5., expected .queries, 39", index.search, ROWS[0, :5])
     refuses(ValueError, "queries holds inf or NaN", index.search, NAN)
