@@ -236,8 +236,6 @@ class Pipeline:
         unknown = [name for name in given if name not in names]
         if unknown:
             raise TypeError(f"{self.task} got an unexpected option {unknown[0]!r}; it takes {', '.join(names)}")
-        if given.get("function_to_apply", "") is None:
-            del given["function_to_apply"]
         return replace(self.options, **given)
 
     def _cutting(self, options: CallOptions) -> Cutting:

@@ -115,6 +115,10 @@ class TextClassificationPipeline(Pipeline):
         ranked = [{"label": names[index], "score": float(scores[index])} for index in order.tolist()]
         return ranked[0] if options.top_k is BEST_ALONE else ranked[: options.top_k]
 
+    def _options(self, given: Mapping[str, Any]) -> Any:
+        kept = self.options.function_to_apply if given.get("function_to_apply") is None else given["function_to_apply"]
+        return super()._options(dict(given) | {"function_to_apply": kept})
+
     def __call__(self, inputs: Any, **options: Any) -> Any:
         answer = super().__call__(inputs, **options)
         return [answer] if isinstance(inputs, str) and "top_k" not in options else answer
