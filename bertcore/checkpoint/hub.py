@@ -227,7 +227,7 @@ def _explain(source: _Source, error: Exception) -> str:
             cache = options["cache_dir"] or constants.HF_HUB_CACHE
             return (
                 f"{here}, the cache {cache} lacks all or part of it{revision}, "
-                f"and {reason} forbids asking the hub: fetch it once without that"
+                f"and {reason} forbids asking the hub: fetch it once without {reason}"
             )
         return f"{here}, the cache lacks all or part of it, and the hub ({hub}) cannot be reached: {_first_line(error)}"
     return f"{name} cannot be fetched from the hub ({hub}): {_first_line(error)}"

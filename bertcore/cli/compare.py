@@ -62,7 +62,7 @@ TRAINING_COLUMNS = {
     "activations": Column("kept for the backward", _MEGABYTES),
     "peak": Column("peak", _MEGABYTES),
     "tokens_per_second": Column("tokens/s", _RATE),
-    "checkpointed_activations": Column("layers run again: kept", _MEGABYTES),
+    "checkpointed_activations": Column("kept with checkpointing", _MEGABYTES),
     "checkpointed_peak": Column("peak", _MEGABYTES),
     "checkpointed_tokens_per_second": Column("tokens/s", _RATE),
 }

@@ -164,7 +164,7 @@ def _expressions(tokenizer: "tokenizers.Tokenizer | None") -> str:
     parts = [getattr(tokenizer, name, None) for name in ("normalizer", "pre_tokenizer", "decoder")]
     states = "".join(part.__getstate__().decode() for part in parts if part is not None)
     found = re.findall(r'"Regex":("(?:[^"\\]|\\.)*")', states)
-    return f"; it has {', '.join(found):.200}" if found else ""
+    return f"; its regular expressions are {', '.join(found):.200}" if found else ""
 
 
 def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":

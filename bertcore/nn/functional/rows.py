@@ -155,7 +155,7 @@ def transpose(run: Pass, matrix: Any) -> Any:
 
 @operation()
 def concatenate(run: Pass, *arrays: Any, axis: int = 0) -> Any:
-    """Return the concatenated arrays."""
+    """Concatenate arrays along `axis`."""
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
     xp = kernels.array_module(arrays[0])
     return xp.concatenate(arrays, axis=axis), lambda grad: xp.split(grad, ends, axis=axis)
