@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from . import _cuda, checks, tensors
-from .deferred import Deferred, Recorder
 from .errors import BackendUnavailable
 from .own_name import PROJECT, setting, variable
 from .threads import detect_threads
@@ -230,23 +229,20 @@ def _on_device(index: int) -> AbstractContextManager:
     return _ALREADY if cuda.device_index() == index else cuda.cupy.cuda.Device(index)
 
 
-class Call:
-    """One call of an operation: native arrays, the chosen implementation, and results of the caller's kind of array."""
+class ArrayCall:
+    """A call with arrays converted to NumPy or CuPy, on the chosen backend; tensors get tensors back."""
 
-    __slots__ = ("_recorder", "are_tensors", "arrays", "backend", "package")
+    __slots__ = ("are_tensors", "arrays", "backend", "package")
 
     def __init__(self, package: str, backend: str | None, arrays: dict[str, Any], optional: Collection[str]):
-        self.package, self._recorder = package, None
-        self.are_tensors = False
-        are_plain, recorder = _plain(arrays, optional)
-        if are_plain:  # by far most calls: nothing to convert, all in one memory
+        self.package, self.are_tensors = package, False
+        kinds = {type(array) for name, array in arrays.items() if array is not None or name not in optional}
+        if kinds <= {np.ndarray}:  # by far most calls: nothing to convert, all in one memory
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=False)
-            if self.backend == "numba":
-                self._recorder = recorder
             if self.backend != "cupy":
                 return
-        elif _are_cupy(arrays, optional):
+        elif all(_library(kind) == "cupy" for kind in kinds):
             self.arrays = tuple(arrays.values())
             self.backend = resolve_backend(backend, on_gpu=True)
             if self.backend == "cupy" and not _cuda.is_emulated():
@@ -263,18 +259,15 @@ class Call:
             checks.aligned(**natives)
 
     def run(self, function: str, *args: Any) -> Any:
-        """Call `function` of the implementation and return its arrays as the kind of the arguments."""
-        return self.hand_back(self.compute(function, *args))
+        """Call `function` of the implementation and return its one array as the kind of the arguments."""
+        result = self.compute(function, *args)
+        return tensors.tensor_of(result) if self.are_tensors else result
 
     def compute(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation; its results are NumPy or CuPy arrays."""
         module = implementation(self.package, self.backend)
         if not hasattr(module, function):
             raise NotImplementedError(f"{function} has no implementation on backend {self.backend!r} yet")
-        if self._recorder is not None:
-            return self._recorder.call(module, function, *args)
-        if self.backend != "cupy":
-            return getattr(module, function)(*args)
         with self.on_device():
             return getattr(module, function)(*args)
 
@@ -289,12 +282,6 @@ class Call:
         if len(devices) != 1:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
         return _on_device(*devices)
-
-    def hand_back(self, result: Any) -> Any:
-        """Return one array, or a tuple of arrays and None, as the kind of the arguments."""
-        if not self.are_tensors:
-            return result
-        return tuple(map(tensors.tensor_of, result)) if isinstance(result, tuple) else tensors.tensor_of(result)
 
     def _native(self, name: str, array: Any) -> tuple[Any, str]:
         """Return `array` as a NumPy or CuPy array, and the place of its memory: "host" or "GPU"."""
@@ -329,31 +316,6 @@ class Call:
                 raise TypeError(f"backend {self.backend!r} expects {wanted}, but {name} is {place}")
 
 
-def _plain(arrays: dict[str, Any], optional: Collection[str]) -> tuple[bool, Recorder | None]:
-    """Return whether all arrays are NumPy's, Deferreds or absent, and the recorder of the first Deferred."""
-    recorder = None
-    for name, array in arrays.items():
-        kind = type(array)
-        if kind is Deferred:
-            recorder = recorder or array.recorder
-        elif kind is not np.ndarray and not (array is None and name in optional):
-            return False, None
-    return True, recorder
-
-
-def _are_cupy(arrays: dict[str, Any], optional: Collection[str]) -> bool:
-    """Return whether all arrays are CuPy's, or absent."""
-    known = None
-    for name, array in arrays.items():
-        kind = type(array)
-        if kind is known or (array is None and name in optional):
-            continue
-        if _library(kind) != "cupy":
-            return False
-        known = kind
-    return True
-
-
-def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> Call:
+def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> ArrayCall:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
-    return Call(package, backend, arrays, optional)
+    return ArrayCall(package, backend, arrays, optional)

@@ -29,7 +29,7 @@ def open_lists(
     passing: Collection[str] = (),
     apart: Collection[str] = (),
     **others: Any,
-) -> tuple[dispatch.Call, list[tuple[Any, ...]]]:
+) -> tuple[dispatch.ArrayCall, list[tuple[Any, ...]]]:
     """Open a call of the operation folder `package`; return (call, the n-th arrays of all lists for each n).
 
     All arrays are in one place and of one floating dtype that the backend can compute in. The arrays of a tuple have

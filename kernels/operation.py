@@ -271,12 +271,12 @@ class Call:
             return result
         made: dict[int, Any] = {}
         if not save:
-            return hand_back(result, made)
+            return as_tensors(result, made)
         result, saved = result  # as tensors: the given ones if their memory was saved unchanged
-        result = hand_back(result, made)
+        result = as_tensors(result, made)
         known = self._originals | made
         fields = [known.get(id(value), value) for value in saved]
-        return result, saved._make([hand_back(value, made) if _is_array(value) else value for value in fields])
+        return result, saved._make([as_tensors(value, made) if _is_array(value) else value for value in fields])
 
 
 class BackwardCall(Call):
@@ -309,19 +309,19 @@ class BackwardCall(Call):
     def run(self, save: bool = False) -> Any:
         """Compute the gradients."""
         result = self.operation.backward(self.backend, self.grad_output, self.saved, *self.options.values())
-        return hand_back(result, {}) if self._are_tensors else result
+        return as_tensors(result, {}) if self._are_tensors else result
 
 
 def _is_array(value: Any) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 
-def hand_back(result: Any, made: dict[int, Any]) -> Any:
+def as_tensors(result: Any, made: dict[int, Any]) -> Any:
     """Return arrays, in (named) tuples or single, as tensors, and store each in `made` by its array's identity."""
     if result is None:
         return None
     if isinstance(result, tuple):
-        parts = [hand_back(part, made) for part in result]
+        parts = [as_tensors(part, made) for part in result]
         return result._make(parts) if hasattr(result, "_make") else tuple(parts)
     if type(result).__module__.partition(".")[0] == "torch":
         return result

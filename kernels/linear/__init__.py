@@ -160,7 +160,7 @@ def prepare_weight(
         _check_int8(weight, scale, dtype)
         _check_input_scale(weight, scale, input_scale)
     else:
-        _check_floating_weight(call, weight, scale, input_scale, dtype)
+        _check_floating_weight(call.backend, weight, scale, input_scale, dtype)
         weight, scale = _converted(weight, dtype, call.backend)
     return call.compute("prepare_weight", weight, scale, input_scale)
 
@@ -198,19 +198,19 @@ def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
-def _check_floating_weight(call: dispatch.Call, weight: Any, scale: Any, input_scale: Any, dtype: str | None) -> None:
+def _check_floating_weight(backend: str, weight: Any, scale: Any, input_scale: Any, dtype: str | None) -> None:
     if input_scale is not None:
         raise ValueError(f"input_scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if scale is not None:
         raise ValueError(f"scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
-    if call.backend == "cupy" and dtype is not None:
+    if backend == "cupy" and dtype is not None:
         raise ValueError(f"dtype is {dtype!r}, but backend 'cupy' prepares a weight as it is: convert the array first")
     if dtype == "int8" and weight.shape[1] > MOST_INT8_FEATURES:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
 def _converted(weight: Any, dtype: str | None, backend: str) -> tuple[Any, Any]:
-    """The weight in the wanted dtype, and its scale if that is int8."""
+    """Return the weight in the wanted dtype, and its scale if that is int8."""
     if dtype in ("int8", "int8_weight_only"):
         return quantize_weight(weight, per_group=dtype == "int8_weight_only")
     if dtype == "bfloat16" and not is_bfloat16(weight.dtype):
