@@ -62,7 +62,7 @@ class Architecture:
 
 
 def _rotary(spec: EncoderSpec) -> dict[str, Any]:
-    """The settings of rotary positions; ValueError for stretched ones, which llama.cpp would not follow."""
+    """Return the settings of rotary positions. Raises ValueError for scaled ones, which llama.cpp would not follow."""
     first = spec.layers[0].rotary
     if first is None or first.scaling not in (None, "dynamic"):
         raise ValueError(f"the positions are scaled by the rule {first and first.scaling}, which GGUF does not have")

@@ -94,7 +94,7 @@ def _alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.ndarray:
-    """The bidirectional buckets of T5 and MPNet as `distance_rows`: int32, (2 * max_distance + 1,).
+    """Return the bidirectional buckets of T5 and MPNet as `distance_rows`: int32, (2 * max_distance + 1,).
 
     Keys before the query have the first half of the buckets, keys after it the second half. Half of each half is for
     exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket.
