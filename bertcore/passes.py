@@ -186,8 +186,8 @@ class Pass:
         cache: keys and values of a generation, or None.
         class_options: how losses compare labels that are classes, or None.
         loss_factors: the factors on the summands of a loss; () for 1.
-        is_noted: whether operations may be given Deferred arrays, by a program that is being recorded.
-        graph: the graph of another runtime that the operations are added to (is_noted is then True), or None.
+        is_deferred: whether operations may be given Deferred arrays, by a program that is being recorded.
+        graph: the graph of another runtime that the operations are added to (is_deferred is then True), or None.
         place: (backend, gpu, autocast); everything prepared from parameters is kept per place.
         is_inference: whether neither a tape records nor anything is dropped.
     """
@@ -202,7 +202,7 @@ class Pass:
     cache: Cache | None = None
     class_options: ClassOptions | None = None
     loss_factors: tuple[float, ...] = ()
-    is_noted: bool = False
+    is_deferred: bool = False
     graph: Graph | None = None
     place: Place = field(init=False)
     is_inference: bool = field(init=False)

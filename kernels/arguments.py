@@ -109,7 +109,7 @@ class Floats(_Array):
             raise TypeError(f"{name} has dtype {array.dtype}, expected {dtype} as {call.first} has")
 
 
-class Wide(_Array):
+class WideFloats(_Array):
     """An array of the dtype that the call computes in: float64 for float64 arrays, else float32."""
 
     def _check_dtype(self, name: str, array: Any, call: Call) -> None:

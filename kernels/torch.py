@@ -31,7 +31,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.autograd.function import once_differentiable
 
-from .arguments import Integers, Seed, Wide, check_axes
+from .arguments import Integers, Seed, WideFloats, check_axes
 from .attention.arguments import terms_of
 from .attention.positions import OF_RELATIVE, TERMS, RelativePositions
 from .dispatch import AUTO, IMPLEMENTATIONS
@@ -326,7 +326,7 @@ def _apart(result: Tensor, given: Sequence[Tensor]) -> Tensor:
 def _dtype_of(argument: Any, first: Tensor) -> torch.dtype:
     if isinstance(argument, Integers):
         return torch.int32
-    return torch.float32 if isinstance(argument, Wide) and first.dtype != torch.float64 else first.dtype
+    return torch.float32 if isinstance(argument, WideFloats) and first.dtype != torch.float64 else first.dtype
 
 
 def _differentiable(function: Callable[Arguments, Any]) -> Callable[Arguments, Tensor]:

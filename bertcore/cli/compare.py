@@ -59,12 +59,12 @@ TRAINING_COLUMNS = {
     "weights": Column("weights, MB", _MEGABYTES),
     "gradients": Column("gradients", _MEGABYTES),
     "moments": Column("AdamW", _MEGABYTES),
-    "activations": Column("kept for the backward", _MEGABYTES),
+    "activations": Column("activations", _MEGABYTES),
     "peak": Column("peak", _MEGABYTES),
     "tokens_per_second": Column("tokens/s", _RATE),
-    "checkpointed_activations": Column("kept with checkpointing", _MEGABYTES),
-    "checkpointed_peak": Column("peak", _MEGABYTES),
-    "checkpointed_tokens_per_second": Column("tokens/s", _RATE),
+    "checkpointed_activations": Column("checkpointed activations", _MEGABYTES),
+    "checkpointed_peak": Column("checkpointed peak", _MEGABYTES),
+    "checkpointed_tokens_per_second": Column("checkpointed tokens/s", _RATE),
 }
 
 _MILLISECONDS = ",.2f"

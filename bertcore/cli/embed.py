@@ -20,7 +20,7 @@ from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
 if TYPE_CHECKING:
-    from bertcore.plugins.corpus import Part
+    from bertcore.plugins.corpus import RowRange
 
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
 LONG = 2.0  # seconds, after which a line sums up
@@ -149,7 +149,7 @@ class PartEmbedder:
         """Load the model, and check the options by it."""
         self._encoder.encode([], **self._args.encoding_options())
 
-    def embed(self, part: "Part", target: Path) -> int:
+    def embed(self, part: "RowRange", target: Path) -> int:
         from bertcore.plugins.corpus import texts_of
 
         as_npy = self._args.format == "npy"
@@ -179,7 +179,7 @@ def embed_on_ray(folder: Path, args: Embed) -> None:
         _embed_all(ray, workers, missing, args.progress)
 
 
-def _embed_all(ray: Any, workers: list[Any], missing: list[tuple["Part", Path]], progress: bool | None) -> None:
+def _embed_all(ray: Any, workers: list[Any], missing: list[tuple["RowRange", Path]], progress: bool | None) -> None:
     from bertcore.tasks.texts import progress_bar
 
     pool = ray.util.ActorPool(workers)

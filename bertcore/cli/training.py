@@ -24,8 +24,8 @@ from bertcore.cli.reports import write_reports
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, checkpoints
 from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME, TrainerState
-from bertcore.training.data import Documents, Part, Records, StoredExamples, TextColumns, store_examples
-from bertcore.training.processes import FirstFailed, started_together
+from bertcore.training.data import Documents, Records, StoredExamples, Subset, TextColumns, store_examples
+from bertcore.training.processes import FirstProcessError, started_together
 
 STORED = "examples"  # in the --out folder: the corpus as tokens
 ADAPTER = "adapter"  # in the --out folder: trained adapters; the model beside it has them in its weights
@@ -149,7 +149,7 @@ class Training(Command):
         try:
             with open(os.devnull, "w") as nowhere, redirect_stdout(sys.stdout if processes.is_first else nowhere):
                 yield
-        except FirstFailed:  # the first process prints the error, and ends this one
+        except FirstProcessError:  # the first process prints the error, and ends this one
             raise SystemExit(1) from None
         except Exception as error:
             if self.traceback:
@@ -371,8 +371,8 @@ def held_out_parts(examples: Any, held_out: float) -> tuple[Any, Any | None]:
     if len(examples) <= count:
         raise CommandError(f"examples in the corpus: {len(examples)}, too few to train on")
     print(f"corpus    {len(examples):,} examples, {count:,} of them held out")
-    first = Part(examples, range(len(examples) - count))
-    return first, Part(examples, range(len(examples) - count, len(examples))) if count else None
+    first = Subset(examples, range(len(examples) - count))
+    return first, Subset(examples, range(len(examples) - count, len(examples))) if count else None
 
 
 def fingerprint(tokenizer: Any) -> str:

@@ -32,23 +32,23 @@ class Recorded:
 
     def _group(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
         embeddings = encoder.embeddings
-        is_noted = inputs.is_plain and getattr(embeddings, "can_be_noted", False)
-        state, context = encoder.adapter.begin(run, inputs, _featureless if is_noted else embeddings)
+        with_embeddings = inputs.is_plain and getattr(embeddings, "can_be_deferred", False)
+        state, context = encoder.adapter.begin(run, inputs, _featureless if with_embeddings else embeddings)
         # Programs compute in float32.
         if not (context.can_be_recorded and isinstance(state, np.ndarray) and state.dtype == np.float32):
-            return encoder.forward(run, inputs) if is_noted else encoder.run_layers(run, state, context)
+            return encoder.forward(run, inputs) if with_embeddings else encoder.run_layers(run, state, context)
         ids = inputs.input_ids, inputs.token_type_ids, inputs.position_ids
 
         def build(*arrays: Any) -> Any:
             *entered, cu_seqlens = arrays
-            noted, state = replace(run, is_noted=True), entered[0]
-            if is_noted:
-                state = embeddings(noted, replace(inputs, **dict(zip(IDS, entered, strict=True))))
-            return encoder.run_layers(noted, state, replace(context, cu_seqlens=cu_seqlens))
+            recording, state = replace(run, is_deferred=True), entered[0]
+            if with_embeddings:
+                state = embeddings(recording, replace(inputs, **dict(zip(IDS, entered, strict=True))))
+            return encoder.run_layers(recording, state, replace(context, cu_seqlens=cu_seqlens))
 
         key = kernels.get_num_threads(), run.trace.layers
         recordings = self._kept.get(run, encoder.version, Recordings)
-        return recordings.run(key, build, *(ids if is_noted else (state,)), context.cu_seqlens)
+        return recordings.run(key, build, *(ids if with_embeddings else (state,)), context.cu_seqlens)
 
 
 def _featureless(run: Pass, inputs: EncoderInput) -> np.ndarray:

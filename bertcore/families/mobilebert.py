@@ -71,7 +71,7 @@ class TrigramEmbeddings(Embeddings):
     follows, so results change with padding unless that embedding is zero, as in a new model.)
     """
 
-    can_be_noted = False
+    can_be_deferred = False
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         width, narrow, self.is_trigram = spec.hidden_size, spec.embedding_size, spec.details.has_trigrams

@@ -50,7 +50,7 @@ PRE = {
 COMPOSED = ("modern-bert",)  # texts are normalized to NFC
 
 
-class Vocabulary:
+class GGUFTokens:
     """The tokens of a file, their types, and the special ones by name."""
 
     def __init__(self, metadata: Mapping[str, Any], size: int):
@@ -103,7 +103,7 @@ def tokenizer_files(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> d
 
     Raises ValueError, naming the key, for a tokenizer that is broken or not supported.
     """
-    vocabulary = Vocabulary(metadata, config["vocab_size"])
+    vocabulary = GGUFTokens(metadata, config["vocab_size"])
     kind = vocabulary.read.choice(f"{KEY}model", None, *_KINDS)
     built = _KINDS[kind](vocabulary)
     content = {name: vocabulary.tokens[number] for name, number in vocabulary.special.items()}
@@ -144,7 +144,7 @@ def tokenizer_files(metadata: Mapping[str, Any], config: Mapping[str, Any]) -> d
     }
 
 
-def _around(vocabulary: Vocabulary, content: Mapping[str, str], before: bool, after: bool) -> dict[str, Any]:
+def _around(vocabulary: GGUFTokens, content: Mapping[str, str], before: bool, after: bool) -> dict[str, Any]:
     """Return the post-processor that puts the special tokens around texts; <s> ones have two between a pair."""
     types = {"A": 0, "B": 1 if content.get("cls_token") == "[CLS]" else 0}
 
@@ -163,7 +163,7 @@ def _around(vocabulary: Vocabulary, content: Mapping[str, str], before: bool, af
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}
 
 
-def _word_piece(vocabulary: Vocabulary) -> dict[str, Any]:
+def _word_piece(vocabulary: GGUFTokens) -> dict[str, Any]:
     def piece(token: str, kind: int) -> str:
         if kind in (CONTROL, UNUSED, UNKNOWN) or MARK.fullmatch(token):
             return token
@@ -196,7 +196,7 @@ def _word_piece(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _byte_pairs(vocabulary: Vocabulary) -> dict[str, Any]:
+def _byte_pairs(vocabulary: GGUFTokens) -> dict[str, Any]:
     pre = vocabulary.read.choice(f"{KEY}pre", "default", *PRE)
     merges, by_token = vocabulary.metadata.get(f"{KEY}merges"), vocabulary.by_token(vocabulary.tokens)
     if not isinstance(merges, list):
@@ -224,7 +224,7 @@ def _byte_pairs(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
+def _unigram(vocabulary: GGUFTokens) -> dict[str, Any]:
     scores, unknown = vocabulary.numbers("scores", "f"), vocabulary.special.get("unk_token")
     if unknown is None:
         unknown = next(iter(np.flatnonzero(vocabulary.types == UNKNOWN).tolist()), None)
@@ -250,7 +250,7 @@ def _unigram(vocabulary: Vocabulary) -> dict[str, Any]:
     }
 
 
-_KINDS: dict[str, Callable[[Vocabulary], dict[str, Any]]] = {"bert": _word_piece, "gpt2": _byte_pairs, "t5": _unigram}
+_KINDS: dict[str, Callable[[GGUFTokens], dict[str, Any]]] = {"bert": _word_piece, "gpt2": _byte_pairs, "t5": _unigram}
 
 
 def tokenizer_metadata(tokenizer: Any, size: int, type_vocab_size: int) -> dict[str, Any]:

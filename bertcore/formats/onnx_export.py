@@ -66,7 +66,7 @@ def _model(onnx: Any, encoder: SentenceEncoder) -> Any:
         raise ValueError(f"the encoder has {found}, expected pooling, and perhaps Normalize, alone")
     spec, inner = model.spec, model.encoder
     graph = Graph(onnx, spec.longest_sequence)
-    run = Pass("numpy", is_noted=True, graph=graph)
+    run = Pass("numpy", is_deferred=True, graph=graph)
     ids = [[each % spec.vocab_size for each in range(1, length)] for length in (4, 3)]
     rows, mask = np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64)
     for row, some in enumerate(ids):

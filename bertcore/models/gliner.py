@@ -173,7 +173,7 @@ class Spans(Block):
         self.output = Linear(f"{name}.out_project.3", **sizes, bias=False)
         self.output_bias = Parameter(f"{name}.out_project.3.bias", shape=(width,), initial="zeros")
 
-    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: PackedWords) -> Tensor:
         """Map (words, width) and (labels, width) of all texts to scores, (texts, words, max_width, labels)."""
         count, width = int(layout.cu_words[-1]), self.joint.weight.shape[1] // 2
         sides = self.start(run, words), self.end(run, words)
@@ -214,7 +214,7 @@ class _Tokens(Block):
         self.joint = Linear("scorer.out_mlp.0", **sizes, activation="relu")
         self.output = Linear("scorer.out_mlp.3", in_features=4 * self.width, out_features=3)
 
-    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: Layout) -> Tensor:
+    def __call__(self, run: Pass, words: Tensor, labels: Tensor, layout: PackedWords) -> Tensor:
         """Map (words, width) and (labels, width) of all texts to scores, (texts, words, labels, 3)."""
         sides, scores, places = (self.word(run, words), self.label(run, labels)), [], []
         shape = (*layout.shape, layout.most_labels, 3)
@@ -266,7 +266,7 @@ def spans_of(words: int, max_width: int) -> Iterator[tuple[np.ndarray, np.ndarra
         yield start + first[is_within], (start + first + width)[is_within]
 
 
-class Layout:
+class PackedWords:
     """The words and labels of a batch on the packed axis.
 
     `counts`, (texts, 1), has the number of words of each text. Words that are missing from `words_mask` come last.
@@ -397,7 +397,7 @@ class GLiNERModel(WithEncoder):
             raise ValueError(f"words_mask has shape {mask.shape}, expected {encoded.packed.shape} as input_ids has")
         ids = kernels.to_host(encoded.inputs.on_host.input_ids)
         counts = None if text_lengths is None else integer_batch("text_lengths", text_lengths)
-        layout = Layout(np.flatnonzero(ids == self.gliner.class_token), encoded.packed, mask, counts)
+        layout = PackedWords(np.flatnonzero(ids == self.gliner.class_token), encoded.packed, mask, counts)
         labelled = np.minimum(layout.label_rows + 1, len(ids) - 1) if self.gliner.reads_label else layout.label_rows
         both = [run.to_backend(rows) for rows in (layout.rows, labelled)]
         words, labels = (functional.take_rows(run, encoded.hidden, rows=rows) for rows in both)

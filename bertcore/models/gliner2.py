@@ -18,7 +18,7 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.models.adapter import Encoded
-from bertcore.models.gliner import MLP, Layout, Spans, WithEncoder, table_rows
+from bertcore.models.gliner import MLP, PackedWords, Spans, WithEncoder, table_rows
 from bertcore.models.inputs import integer_batch
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.spec import Config, ConfigReader
@@ -169,7 +169,7 @@ class GLiNER2Model(WithEncoder):
                 raise ValueError(f"{name} is {shape}, expected {encoded.packed.shape} as input_ids has")
             masks[name] = integer_batch(name, given)
         marks = encoded.packed.strip(masks["groups_mask"])
-        layout = Layout(np.flatnonzero(marks), encoded.packed, masks["words_mask"])
+        layout = PackedWords(np.flatnonzero(marks), encoded.packed, masks["words_mask"])
         both = [run.to_backend(rows) for rows in (layout.rows, layout.label_rows)]
         words, states = (functional.take_rows(run, encoded.hidden, rows=rows) for rows in both)
         groups = [_groups(marks[layout.label_rows[labels]], labels.start) for _, labels in layout.texts()]

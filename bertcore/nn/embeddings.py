@@ -43,7 +43,7 @@ class Embeddings(Block):
             self.projection = Linear(names["embeddings_projection"], **sizes)
 
     @property
-    def can_be_noted(self) -> bool:
+    def can_be_deferred(self) -> bool:
         """True if a program can record them as steps (`execution.recorded`)."""
         return self.scale == 1 and self.words.table.precision != "float64"
 

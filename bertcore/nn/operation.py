@@ -54,7 +54,7 @@ class Operation:
             if tape is not None:
                 output, pullback = self.with_pullback(run, *values, **options)
                 return tape.record(output, arrays, pullback)
-        elif run.is_noted:
+        elif run.is_deferred:
             if run.graph is not None:
                 return run.graph.call(self, run, arrays, options)
             if not self.has_step:

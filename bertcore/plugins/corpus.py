@@ -15,7 +15,7 @@ KNOWN = (*TEXT, *JSON, *PARQUET)
 READ_AT_ONCE = 1024  # rows of a Parquet file
 
 
-class Part(NamedTuple):
+class RowRange(NamedTuple):
     """Consecutive rows of a file (lines, or rows of a table).
 
     `first` and `offset` are the numbers of rows and of uncompressed bytes before them; the offset is 0 for Parquet.
@@ -45,7 +45,7 @@ def corpus_files(root: Path) -> list[Path]:
     return [root]
 
 
-def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
+def parts_of(file: Path, rows: int, column: str) -> Iterator[RowRange]:
     """Yield the parts of a file, with `rows` rows each except the last; an empty file is one empty part.
 
     Lines are counted but not decoded; a Parquet file states its rows. Raises ValueError for a Parquet file without the
@@ -60,13 +60,13 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[Part]:
             offset = stream.tell()
             count = sum(1 for _ in islice(stream, rows))
             if count or not first:
-                yield Part(file, first, offset, count)
+                yield RowRange(file, first, offset, count)
             if count < rows:
                 return
             first += count
 
 
-def texts_of(part: Part, column: str) -> Iterator[str]:
+def texts_of(part: RowRange, column: str) -> Iterator[str]:
     """Yield the texts of a part: its lines, or the values of `column`; blank lines of a JSON lines file are skipped.
 
     Raises ValueError for wrong bytes or damaged compression, MalformedRecord for a value of `column` that is not a
@@ -101,13 +101,13 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
         raise ValueError(f"the compression of {file} is damaged: {error}") from error
 
 
-def _lines(part: Part) -> Iterator[str]:
+def _lines(part: RowRange) -> Iterator[str]:
     with _opened(part.file) as stream:
         stream.seek(part.offset)
         yield from read_lines(islice(stream, part.rows), str(part.file), first=part.first + 1)
 
 
-def _objects(part: Part) -> Iterator[Any]:
+def _objects(part: RowRange) -> Iterator[Any]:
     from bertcore.training.data import MalformedRecord, Record
     from bertcore.training.data.files import json_object
 
@@ -129,16 +129,16 @@ def _table(file: Path) -> Any:
     return ParquetFile(file)
 
 
-def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[Part]:
+def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[RowRange]:
     with _table(file) as table:
         names, count = table.schema_arrow.names, table.metadata.num_rows
     if column not in names:
         raise ValueError(f"--column is {column!r}, expected a column of {file}: {', '.join(names)}")
     for first in range(0, max(count, 1), rows):
-        yield Part(file, first, 0, min(rows, count - first))
+        yield RowRange(file, first, 0, min(rows, count - first))
 
 
-def _rows_of_table(part: Part, column: str) -> Iterator[Any]:
+def _rows_of_table(part: RowRange, column: str) -> Iterator[Any]:
     from bertcore.training.data import Record
 
     with _table(part.file) as table:

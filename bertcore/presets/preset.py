@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 
-class Quoted(NamedTuple):
+class PublishedResult(NamedTuple):
     """A figure that others measured, in percent, and its source."""
 
     value: float
     source: str
 
 
-class OnGlue(NamedTuple):
+class GlueResults(NamedTuple):
     """Results of a model fine-tuned for one task at a time (https://gluebenchmark.com).
 
     Attributes:
@@ -24,8 +24,8 @@ class OnGlue(NamedTuple):
         glue_dev: the mean of the development sets' scores in the eight tasks of GLUE (all but WNLI).
     """
 
-    mnli_m: Quoted | None = None
-    glue_dev: Quoted | None = None
+    mnli_m: PublishedResult | None = None
+    glue_dev: PublishedResult | None = None
 
 
 # For each source, MNLI-m and, where it gives all eight tasks, their mean.
@@ -58,8 +58,8 @@ _QUOTED: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "arXiv:2412.13663, table 5": {"modernbert-base": (89.1, 88.4), "modernbert-large": (90.8, 90.5)},
     "arXiv:1911.02116, table 4": {"xlm-roberta-large": (88.9,)},
 }  # fmt: skip
-PUBLISHED: Mapping[str, OnGlue] = {
-    name: OnGlue(*map(Quoted, figures, (source, f"{source}: mean of its eight tasks")))
+PUBLISHED: Mapping[str, GlueResults] = {
+    name: GlueResults(*map(PublishedResult, figures, (source, f"{source}: mean of its eight tasks")))
     for source, models in _QUOTED.items()
     for name, figures in models.items()
 }
@@ -102,9 +102,9 @@ class Preset:
     languages: str = "English"
 
     @property
-    def on_glue(self) -> OnGlue:
+    def on_glue(self) -> GlueResults:
         """The results that the authors report."""
-        return PUBLISHED.get(self.name, OnGlue())
+        return PUBLISHED.get(self.name, GlueResults())
 
     def but(self, name: str, hub_id: str, changes: Mapping[str, Any], **facts) -> Self:
         """Return a preset of the same shape, with `changes` of the config and other `facts`."""

@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from bertcore.serving.page import Metrics
-from bertcore.serving.requests import Memory, RequestError, failed, forbidden, overloaded, stopped
+from bertcore.serving.requests import MemoryBudget, RequestError, failed, forbidden, overloaded, stopped
 from bertcore.serving.settings import ServerSettings
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
@@ -46,7 +46,7 @@ class Guard:
 
     def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
         self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
-        self._memory, self._in_work = Memory(settings.max_memory), 0
+        self._memory, self._in_work = MemoryBudget(settings.max_memory), 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":

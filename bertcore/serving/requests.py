@@ -194,7 +194,7 @@ def _shown(value: Any) -> str:
 
 
 @dataclass
-class Memory:
+class MemoryBudget:
     """The bytes reserved by all requests of a server, and the most that they may reserve."""
 
     most: int
@@ -203,7 +203,7 @@ class Memory:
     @contextlib.contextmanager
     def of_request(self) -> Iterator[None]:
         """Release everything reserved in the context at its end."""
-        request = _Held(self)
+        request = _Reservation(self)
         token = _request.set(request)
         try:
             yield
@@ -213,12 +213,12 @@ class Memory:
 
 
 @dataclass
-class _Held:
-    memory: Memory
+class _Reservation:
+    memory: MemoryBudget
     count: int = 0
 
 
-_request: ContextVar[_Held | None] = ContextVar("request", default=None)
+_request: ContextVar[_Reservation | None] = ContextVar("request", default=None)
 
 
 def hold(count: int) -> None:

@@ -29,7 +29,7 @@ TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
 
 @dataclass(frozen=True)
-class Found:
+class WordSpan:
     """An entity, located by its words.
 
     Attributes:
@@ -210,7 +210,7 @@ class GLiNER(Extractor):
         sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
         how = ReadOptions(cutting=Cutting(truncation), backend=kernels.get_backend(), **sizes)
 
-        def compute(rows: list[Asked]) -> list[list[dict[str, Any]]]:
+        def compute(rows: list[TextRow]) -> list[list[dict[str, Any]]]:
             read = [row.read for row in rows if row.read.input_ids]
             found = iter(self._above(read, threshold))
             return [entities(row, next(found), **fits) if row.read.input_ids else [] for row in rows]
@@ -222,12 +222,12 @@ class GLiNER(Extractor):
 
         return answers()
 
-    def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[Asked, bool]]:
+    def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[TextRow, bool]]:
         """Return the tokens of texts after {label: the text that stands for it}, and whether each text was cut."""
         most, rows = self.model.gliner.max_len + 1, []  # one more word shows that a text is cut
         for text, names in pairs:
             words = list(islice(split_words(text), most)) if names else []
-            rows.append(Asked(text, words, list(names), PromptedText([], [], [], False)))
+            rows.append(TextRow(text, words, list(names), PromptedText([], [], [], False)))
             if words:
                 (rows[-1].read,) = self._reader.read([[text[slice(*word)] for word in words]], [list(names.values())])
         return [(row, row.read.was_cut) for row in rows]
@@ -258,7 +258,7 @@ class GLiNER(Extractor):
                 raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
         return sets if is_for_each(labels) else repeat(sets[0])
 
-    def _above(self, rows: Sequence[PromptedText], threshold: float) -> list[list[Found]]:
+    def _above(self, rows: Sequence[PromptedText], threshold: float) -> list[list[WordSpan]]:
         """Return the spans of each text whose score is above the threshold."""
         if not rows:
             return []
@@ -274,7 +274,7 @@ class GLiNER(Extractor):
 
 
 @dataclass
-class Asked:
+class TextRow:
     """A text with its words, its labels and its tokens; the tokens are empty if it lacks words or labels."""
 
     text: str
@@ -286,7 +286,7 @@ class Asked:
         return len(self.read)
 
 
-def entities(row: Asked, found: Sequence[Found], **fits: bool) -> list[dict[str, Any]]:
+def entities(row: TextRow, found: Sequence[WordSpan], **fits: bool) -> list[dict[str, Any]]:
     """Return the compatible entities among the spans found in a text; `fits` is for `apart`."""
     spans, scores, kept = [(each.start, each.end + 1) for each in found], [each.score for each in found], []
     for each in (found[place] for place in apart(spans, scores, **fits)):
@@ -334,16 +334,16 @@ def _label_set(name: str, labels: Any) -> Mapping[str, str]:
     return found
 
 
-def spans_above(scores: np.ndarray, threshold: float) -> list[Found]:
+def spans_above(scores: np.ndarray, threshold: float) -> list[WordSpan]:
     """Return the spans above the threshold, of (words, widths, labels)."""
     first, width, label = np.nonzero(scores > threshold)
     is_within = first + width < len(scores)
     first, width, label = first[is_within], width[is_within], label[is_within]
     given = first, first + width, label, scores[first, width, label]
-    return [Found(*each) for each in zip(*(some.tolist() for some in given), strict=True)]
+    return [WordSpan(*each) for each in zip(*(some.tolist() for some in given), strict=True)]
 
 
-def runs_above(scores: np.ndarray, threshold: float) -> list[Found]:
+def runs_above(scores: np.ndarray, threshold: float) -> list[WordSpan]:
     """Return the spans whose first word scores as a start, last as an end and all as inside, of (words, labels, 3).
 
     A span's score is the lowest of these.
@@ -357,5 +357,5 @@ def runs_above(scores: np.ndarray, threshold: float) -> list[Found]:
             lowest = np.minimum.accumulate(inside[first:stop])
             for width in np.flatnonzero(end[first:stop] > threshold).tolist():
                 score = min(lowest[width], start[first], end[first + width])
-                found.append(Found(first, first + width, label, float(score)))
+                found.append(WordSpan(first, first + width, label, float(score)))
     return sorted(found, key=lambda each: (each.start, each.label, each.end))

@@ -19,7 +19,7 @@ from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ENCODER_CONFIG, ONE, SEVERAL, GLiNER2Model
 from bertcore.tasks.gliner import TRUNCATIONS, Extractor
-from bertcore.tasks.gliner2_schema import SEP_STRUCT, SEP_TEXT, TOKENS, Part, Schema, classes_asked, records_asked
+from bertcore.tasks.gliner2_schema import SEP_STRUCT, SEP_TEXT, TOKENS, Schema, SchemaPart, classes_asked, records_asked
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts
@@ -35,7 +35,7 @@ WORD = re.compile(
 
 
 @dataclass
-class Asked:
+class SchemaRow:
     """A text after its schema.
 
     Attributes:
@@ -148,7 +148,7 @@ class GLiNER2(Extractor):
         sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
         how = ReadOptions(cutting=Cutting(truncation, most), backend=kernels.get_backend(), **sizes)
 
-        def compute(rows: list[Asked]) -> list[dict[str, Any]]:
+        def compute(rows: list[SchemaRow]) -> list[dict[str, Any]]:
             width = max(map(len, rows))
             arrays = {name: np.zeros((len(rows), width), np.int64) for name in (*rows[0].arrays, "attention_mask")}
             for place, row in enumerate(rows):
@@ -160,10 +160,10 @@ class GLiNER2(Extractor):
         pairs = zip(some, every, strict=True)
         return list(chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, lambda count: None)))
 
-    def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Asked, bool]]:
+    def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[SchemaRow, bool]]:
         return [self._row(*each, how.cutting.max_length) for each in texts]
 
-    def _row(self, text: str, schema: Schema, max_len: int | None) -> tuple[Asked, bool]:
+    def _row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:
         """Return the tokens of a text after its schema, and whether it was cut."""
         text = text if text.endswith((".", "!", "?")) else f"{text}."
         words, (choices, of_fields) = [match.span() for match in WORD.finditer(text)], schema.prefix()
@@ -200,7 +200,7 @@ class GLiNER2(Extractor):
             if unread := [choices[place] for place in some if place not in columns]:
                 raise ValueError(f"choices of {record}.{name} has {unread[0]!r:.60}, which the tokenizer does not read")
         of_choices = {key: [columns[place] for place in some] for key, some in of_fields.items()}
-        return Asked(text, schema, of_choices, kept, {"input_ids": ids} | masks), was_cut
+        return SchemaRow(text, schema, of_choices, kept, {"input_ids": ids} | masks), was_cut
 
     def _size(self, text: Any) -> int:
         return len(text[0])
@@ -259,7 +259,9 @@ class GLiNER2(Extractor):
         return self.batch_extract(texts, records_asked(structures), **options)
 
 
-def result(row: Asked, logits: Sequence[np.ndarray], threshold: float, confidence: bool, spans: bool) -> dict[str, Any]:
+def result(
+    row: SchemaRow, logits: Sequence[np.ndarray], threshold: float, confidence: bool, spans: bool
+) -> dict[str, Any]:
     """Return the results of a text's schema from the logits of its parts."""
     found: dict[str, Any] = {}
     reader = _Reader(row, threshold, confidence, spans)
@@ -288,12 +290,12 @@ def result(row: Asked, logits: Sequence[np.ndarray], threshold: float, confidenc
 class _Reader:
     """Converts scores of a text's words to results."""
 
-    row: Asked
+    row: SchemaRow
     threshold: float
     confidence: bool
     spans: bool
 
-    def classes(self, part: Part, logits: np.ndarray) -> Any:
+    def classes(self, part: SchemaPart, logits: np.ndarray) -> Any:
         options, labels = part.options, list(part.fields)
         is_multiple = options["multi_label"]
         if options["class_act"] == "sigmoid" or (options["class_act"] == "auto" and is_multiple):
@@ -312,7 +314,7 @@ class _Reader:
         ]
         return found if is_multiple else found[0]
 
-    def record(self, part: Part, scores: np.ndarray) -> dict[str, Any]:
+    def record(self, part: SchemaPart, scores: np.ndarray) -> dict[str, Any]:
         """Return the values of an instance's fields from scores (fields, words, max_width)."""
         ahead, found = len(scores[0]) - len(self.row.words), {}
         for (name, each), some in zip(part.fields.items(), scores, strict=True):

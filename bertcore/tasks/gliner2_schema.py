@@ -46,7 +46,7 @@ class Field:
 
 
 @dataclass
-class Part:
+class SchemaPart:
     """A part of a schema: entities, a relation, a record, or classes.
 
     Attributes:
@@ -115,7 +115,7 @@ class Schema:
     """
 
     def __init__(self) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[SchemaPart] = []
 
     def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
         checked_text("the name of a part", name)
@@ -126,7 +126,7 @@ class Schema:
             return self
         if taken or not name.strip() or (name == "entities") != (kind == "entities"):
             raise ValueError(f"a part is called {name!r}, expected a unique name other than entities")
-        self.parts.append(Part(kind, name, fields, **more))
+        self.parts.append(SchemaPart(kind, name, fields, **more))
         return self
 
     def entities(self, entity_types: Any, dtype: str = "list", threshold: float | None = None) -> Self:
@@ -201,7 +201,7 @@ class Schema:
         self.parts[-1].fields |= made
         return self
 
-    def ordered(self) -> list[Part]:
+    def ordered(self) -> list[SchemaPart]:
         """Return the parts in the order in which the model reads them."""
         kinds = list(MARKS)
         return sorted(self.parts, key=lambda part: kinds.index(part.kind))

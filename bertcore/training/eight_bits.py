@@ -13,7 +13,7 @@ from bertcore.kernels.adam_update.numbers import BLOCK_8BIT
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.dispatch import implementation
 from bertcore.nn.parameter import Parameter
-from bertcore.training.optimizers import MOMENTS, AdamW, Group, Part, check_arrays
+from bertcore.training.optimizers import MOMENTS, AdamW, Group, Update, check_arrays
 
 LEAST_SIZE = 4096  # elements of a parameter: moments of smaller ones are not quantized
 AT_ONCE = 1 << 18  # elements whose moments are in float32 together, a multiple of BLOCK_8BIT
@@ -64,7 +64,7 @@ class AdamW8bit(AdamW):
         super().__init__(model, **options)
         self._quantized: dict[Parameter, tuple[Moment, Moment]] = {}
 
-    def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
         if any(kernels.array_module(array) is not np for _, array, _ in parts):
             raise NotImplementedError("AdamW8bit is for the CPU, and the parameters are on a GPU: use AdamW")
         large = [part for part in parts if part[1].size >= LEAST_SIZE]

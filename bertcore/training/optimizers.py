@@ -17,7 +17,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
 MOMENTS = "first_moment", "second_moment"
-Part = tuple[Parameter, Array, Array]  # a parameter with its values and its gradient
+Update = tuple[Parameter, Array, Array]  # a parameter with its values and its gradient
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Optimizer:
         self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # only the device knows it
         return self._steps - self._skipped
 
-    def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
         sets: list[tuple[Array, ...]] = []
         rule = "adamw" if self.rule == "lamb" and group.is_excluded else self.rule
@@ -157,7 +157,7 @@ class Optimizer:
             kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
-        """The names of the moments kept for `parameter`, arrays of its shape."""
+        """Return the names of the moments kept for `parameter`, arrays of its shape."""
         return MOMENTS
 
     def _moments_of(self, parameter: Parameter, array: Array) -> tuple[Array, ...]:
@@ -403,7 +403,7 @@ class Muon(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
-    def _change(self, group: Group, parts: list[Part], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
         matrices: list[tuple[Array, ...]] = []
         for parameter, array, grad in parts:
             if is_matrix_of_a_layer(parameter):

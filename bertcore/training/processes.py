@@ -33,7 +33,7 @@ FORWARDING = 0.5  # seconds for the launcher to read stderr before an abort; wit
 Result = TypeVar("Result")
 
 
-class FirstFailed(RuntimeError):
+class FirstProcessError(RuntimeError):
     """The first process failed at work that it does for all; the message repeats its error."""
 
 
@@ -74,14 +74,14 @@ class Processes:
         """Return the result of `make` in the first process, which alone calls it; the others get it by pickle.
 
         Raises:
-            FirstFailed: in the others, if `make` raises in the first.
+            FirstProcessError: in the others, if `make` raises in the first.
         """
         if self.count == 1:
             return make()
         if not self.is_first:
             value, problem = self._comm.bcast(None)
             if problem is not None:
-                raise FirstFailed(problem)
+                raise FirstProcessError(problem)
             return value
         try:
             value = make()
@@ -178,7 +178,7 @@ def _share_the_cpus(local_count: int) -> None:
 def _end_all_after(
     before: Callable[..., Any], processes: Processes, kind: type, error: BaseException, where: TracebackType | None
 ) -> None:
-    if isinstance(error, FirstFailed):  # the first process reports the error and ends this one
+    if isinstance(error, FirstProcessError):  # the first process reports the error and ends this one
         return
     before(kind, error, where)
     print(f"process {processes.index} of {processes.count} failed; ending all processes", file=sys.stderr)

@@ -33,7 +33,7 @@ from bertcore.training.processes import Processes
 from bertcore.training.safeguards import (
     LossScale,
     PendingSteps,
-    StepMade,
+    StepResult,
     TrainingDiverged,
     keep_for_post_mortem,
     non_finite,
@@ -41,7 +41,7 @@ from bertcore.training.safeguards import (
 from bertcore.training.schedules import Schedule
 
 Batch = Mapping[str, Any]
-Part = list[tuple[int, Batch]]  # this process's batches of a step, each with its number
+LocalBatches = list[tuple[int, Batch]]  # this process's batches of a step, each with its number
 
 
 @dataclass(eq=False)
@@ -162,7 +162,7 @@ class Run:
 
     # --- data -----------------------------------------------------------------------------------------
 
-    def _steps(self) -> Iterator[Part | None]:
+    def _steps(self) -> Iterator[LocalBatches | None]:
         """Yield this process's part of each step, and None at the end of an epoch, also if the run ends within it."""
         state = self.state
         while not self._is_over():
@@ -186,7 +186,7 @@ class Run:
             state.epochs_done, state.batches_of_epoch = state.epochs_done + 1, 0
             yield None
 
-    def _parts(self) -> Iterator[tuple[Part, int]]:
+    def _parts(self) -> Iterator[tuple[LocalBatches, int]]:
         """Yield (this process's part of a step, number of batches taken by all) for the rest of an epoch."""
         state, index, count = self.state, self.processes.index, self.processes.count
         batches = self.batches.epoch(state.epochs_done, skip=state.batches_of_epoch + index, every=count)
@@ -217,7 +217,7 @@ class Run:
 
     # --- steps ----------------------------------------------------------------------------------------
 
-    def _step(self, part: Part) -> None:
+    def _step(self, part: LocalBatches) -> None:
         state = self.state
         if self.args.optim_in_backward:
             loss, norm = self._step_in_backward(*part)
@@ -227,7 +227,7 @@ class Run:
             if self._loss_scale is not None:
                 norm = norm / self._loss_scale.value
             self.optimizer.step(grads, self._factor(loss, norm, next(iter(grads.values())).dtype))
-        self._pending.append(StepMade(state.global_step + 1, part, loss, norm, self._is_finite))
+        self._pending.append(StepResult(state.global_step + 1, part, loss, norm, self._is_finite))
         if self._pending.is_due:
             self._read()
         state.global_step += 1
@@ -276,7 +276,7 @@ class Run:
             self.state.total_loss += made.loss
             self.state.unlogged_loss += made.loss
 
-    def _gradients(self, part: Part) -> tuple[Any, Gradients]:
+    def _gradients(self, part: LocalBatches) -> tuple[Any, Gradients]:
         """Return the mean loss over the labels of all batches of the step, a 0-d array, and its gradients."""
         counts = [self.objective.counts(self.model, batch) for _, batch in part]
         of_all = [count for some in self.processes.gathered(counts) for count in some]
@@ -298,7 +298,7 @@ class Run:
         self.processes.add_up([*grads.values(), loss])
         return loss, grads
 
-    def _fail(self, made: StepMade) -> None:
+    def _fail(self, made: StepResult) -> None:
         folder = Path(self.args.output_dir) / f"diverged-{made.step}"
         facts = {"step": made.step, "loss": str(made.loss), "grad_norm": str(made.norm)}
         facts["learning_rate"] = self.optimizer.lr

@@ -65,7 +65,7 @@ class LossScale:
 MOST = 50  # steps that the host may run ahead of the device; their batches are kept
 
 
-class StepMade(NamedTuple):
+class StepResult(NamedTuple):
     """A step: its batches, loss, gradient norm, and whether the run can continue after it; 0-d arrays or numbers."""
 
     step: int
@@ -75,7 +75,7 @@ class StepMade(NamedTuple):
     is_finite: Array | float
 
 
-class PendingSteps(list[StepMade]):
+class PendingSteps(list[StepResult]):
     """Steps whose losses have not been read from the device; those in host memory are due at once."""
 
     @property
@@ -83,7 +83,7 @@ class PendingSteps(list[StepMade]):
         """True if the steps are to be read now."""
         return bool(self) and (len(self) >= MOST or kernels.array_module(self[-1].loss) is np)
 
-    def read(self) -> Iterator[StepMade]:
+    def read(self) -> Iterator[StepResult]:
         """Yield the steps with numbers and forget them. One copy brings all numbers from a device."""
         if not self:
             return

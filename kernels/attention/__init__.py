@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
-from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed, Wide
+from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed, WideFloats
 from ..arrays import Array, ArrayT
 from ..operation import BackwardCall, Call, Operation
 from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_window, four_axes, scoring_of, terms_of
@@ -165,7 +165,7 @@ ATTENTION = Operation(
         "longest": Argument("SymInt?"),
     },
     saves=AttentionSaved,
-    kept={"output": Floats(""), "lse": Wide("")},
+    kept={"output": Floats(""), "lse": WideFloats("")},
     kept_shapes=_kept_shapes,
     gradients=("query", "key", "value", "bias", *TERMS),
     output="query",

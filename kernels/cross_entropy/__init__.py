@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..arguments import Choice, Flag, Floats, Integer, Integers, Wide
+from ..arguments import Choice, Flag, Floats, Integer, Integers, WideFloats
 from ..arrays import Array, ArrayT
 from ..operation import Operation
 from ..precision import ieee_arithmetic
@@ -59,7 +59,7 @@ CROSS_ENTROPY = Operation(
         "return_lse": Flag(schema=""),
     },
     saves=CrossEntropySaved,
-    kept={"lse": Wide("rows 2")},
+    kept={"lse": WideFloats("rows 2")},
     kept_shapes=lambda given: {"lse": (*given.target.shape, 2)},
     gradients=("input",),
     output=_output,

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
-from ..arguments import Floats, Offsets, Wide
+from ..arguments import Floats, Offsets, WideFloats
 from ..arrays import Array, ArrayT
 from ..operation import Operation
 
@@ -40,7 +40,7 @@ LSTM = Operation(
     "lstm",
     {"input": Floats("tokens gates"), "weight": Floats("directions units hidden"), "cu_seqlens": Offsets(of="input")},
     saves=LSTMSaved,
-    kept={"output": Floats("tokens width"), "gates": Wide("tokens gates"), "cells": Wide("tokens width")},
+    kept={"output": Floats("tokens width"), "gates": WideFloats("tokens gates"), "cells": WideFloats("tokens width")},
     kept_shapes=_kept_shapes,
     gradients=("input", "weight"),
     output=lambda saved: (saved.cells.shape, saved.weight.dtype),

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
-from ..arguments import Flag, Floats, Integers, Offsets, Wide
+from ..arguments import Flag, Floats, Integers, Offsets, WideFloats
 from ..arrays import Array, ArrayT
 from ..operation import Operation
 
@@ -40,8 +40,8 @@ ROTARY = Operation(
     "rotary",
     {
         "input": Floats("..."),
-        "cos": Wide("rows pairs"),
-        "sin": Wide("rows pairs"),
+        "cos": WideFloats("rows pairs"),
+        "sin": WideFloats("rows pairs"),
         "cu_seqlens": Offsets(of="input", optional=True),
         "positions": Integers("tokens", optional=True),
         "interleaved": Flag(),

@@ -248,7 +248,7 @@ def test_operations_without_a_step_read_what_a_program_computes():
     with use_backend("numba"):
         deferred = Program().enter(array)
         np.testing.assert_array_equal(
-            functional.add(replace(Pass.begin(), is_noted=True), deferred, deferred), array + array
+            functional.add(replace(Pass.begin(), is_deferred=True), deferred, deferred), array + array
         )
 
 

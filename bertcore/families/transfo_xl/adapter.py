@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.families.transfo_xl.blocks import PositionBiases, Relations, SharedBiasesContext, sinusoids
+from bertcore.families.transfo_xl.blocks import PassPositions, PositionBiases, SharedBiasesContext, sinusoids
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
@@ -110,7 +110,7 @@ class RecurrentAdapter(Adapter):
             return [None] * self.spec.num_layers
         return [array.astype(value_of(hidden).dtype, copy=False) for array in mems]
 
-    def _relations(self, run: Pass, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[Relations, int, int]:
+    def _relations(self, run: Pass, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[PassPositions, int, int]:
         """Return the layers' relations, and the lengths of the longest sequence and of the memory."""
         sequences = len(inputs.cu_seqlens) - 1
         longest = inputs.longest
@@ -119,7 +119,7 @@ class RecurrentAdapter(Adapter):
         first, last, distance_rows = self._distances(xp, longest, before)
         table = self._sinusoids(run, first, last, dtype)
         dropped = drop(run, table, self.spec.embedding_dropout)
-        relations = Relations(dropped, distance_rows, inputs.cu_seqlens, before_dropout=table)
+        relations = PassPositions(dropped, distance_rows, inputs.cu_seqlens, before_dropout=table)
         if run.is_inference:
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize

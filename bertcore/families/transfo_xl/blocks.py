@@ -19,7 +19,7 @@ from bertcore.tape import value_of
 
 
 @dataclass
-class Relations:
+class PassPositions:
     """Positions of queries and keys in one pass, shared by its layers; arrays are in the backend's memory.
 
     Attributes:
@@ -41,11 +41,11 @@ class Relations:
     query_rows: Any = None
     segment_ids: Any = None
     segment_ids_k: Any = None
-    halves: "tuple[Half, Half] | None" = None
+    halves: "tuple[HalfBatch, HalfBatch] | None" = None
     position_keys: dict | None = None
     before_dropout: Any = None
 
-    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "Half":
+    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "HalfBatch":
         """Return the part for some sequences of a batch of equal lengths, with these `distance_rows`."""
         cut = replace(
             self,
@@ -54,7 +54,7 @@ class Relations:
             segment_ids=None if self.segment_ids is None else self.segment_ids[tokens],
             segment_ids_k=None if self.segment_ids_k is None else self.segment_ids_k[keys],
         )
-        return Half(sequences, tokens, keys, cut)
+        return HalfBatch(sequences, tokens, keys, cut)
 
     def keys(self, run: Pass, hidden: Any, memory: Any) -> Any:
         """Return the source of the keys: the memory (or None) and the hidden states, sequence by sequence."""
@@ -64,13 +64,13 @@ class Relations:
 
 
 @dataclass
-class Half:
+class HalfBatch:
     """Half the sequences of a batch."""
 
     sequences: slice
     tokens: slice
     keys: slice
-    relations: Relations
+    relations: PassPositions
 
     def context(self, whole: "RecurrentContext") -> "RecurrentContext":
         """Return this half of the batch's context."""
@@ -118,7 +118,7 @@ class RecurrentContext(LayerContext):
         memories: each layer's memory, (sequences * memory, hidden), or None.
     """
 
-    relations: Relations
+    relations: PassPositions
     memories: list[Any]
     can_be_recorded = False
 
@@ -137,7 +137,7 @@ class RelativeAttention(Sublayer):
         self.norm_first = layer.norm_first
         self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
 
-    def _position_keys(self, run: Pass, relations: Relations, weight: Parameter) -> Any:
+    def _position_keys(self, run: Pass, relations: PassPositions, weight: Parameter) -> Any:
         """Return the keys of positions, (distances, heads * head_dim)."""
         kept = {} if relations.position_keys is None else relations.position_keys
         version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before the values

@@ -10,7 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.families.transfo_xl.adapter import RecurrentAdapter, RecurrentInput
-from bertcore.families.transfo_xl.blocks import Half, RecurrentContext, Relations
+from bertcore.families.transfo_xl.blocks import HalfBatch, PassPositions, RecurrentContext
 from bertcore.families.xlnet.blocks import (
     Predictions,
     TwoStreamAttention,
@@ -192,7 +192,7 @@ def _predicted(inputs: TwoStreamInput) -> PackedBatch:
     return PackedBatch(np.ones(inputs.target_mapping.shape[:2], bool))
 
 
-def _halves(relations: Relations, offsets: np.ndarray, longest: int, memory: int) -> tuple[Half, Half]:
+def _halves(relations: PassPositions, offsets: np.ndarray, longest: int, memory: int) -> tuple[HalfBatch, HalfBatch]:
     """Return the half that runs forwards and the half that runs backwards, with negated distances."""
     sequences = len(offsets) - 1
     if sequences % 2 or sequences * longest != offsets[-1]:

@@ -30,7 +30,7 @@ def add(run: Pass, left: Any, right: Any) -> Any:
 
 @add.inference
 def _add(run, left, right):
-    if run.is_noted and left.ndim == 2 and right.shape == left.shape:  # programs record a sum as an `affine` step
+    if run.is_deferred and left.ndim == 2 and right.shape == left.shape:  # programs record a sum as an `affine` step
         ones, zeros = np.ones(left.shape[1], left.dtype), np.zeros(left.shape[1], left.dtype)
         return AFFINE.forward(run.backend, left, ones, zeros, right)
     return computed(left) + computed(right)

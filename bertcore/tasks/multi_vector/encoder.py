@@ -56,7 +56,7 @@ class LateOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class How(ReadOptions):
+class LateReadOptions(ReadOptions):
     """The checked options of one call: `task` and `pooling` beside those of all readers."""
 
     task: str | None
@@ -287,7 +287,7 @@ class MultiVectorEncoder(PromptedReader):
         if check_number("pool_factor", pool_factor) < 1:
             raise ValueError(f"pool_factor is {pool_factor}, expected at least 1")
         pooling = TokenPooling(pool_factor, check_count("protected_tokens", protected_tokens, 0), True)
-        how = How(
+        how = LateReadOptions(
             cutting=cutting, backend=self._backend(device), prompt=self.prompt(prompt, prompt_name), task=task,
             batch_tokens=batch_tokens, batch_size=batch_size, pooling=pooling,
             normalize_embeddings=checks.boolean("normalize_embeddings", normalize_embeddings),
@@ -300,7 +300,7 @@ class MultiVectorEncoder(PromptedReader):
 
         return vectors()
 
-    def _pooled(self, vectors: np.ndarray, how: How) -> np.ndarray:
+    def _pooled(self, vectors: np.ndarray, how: LateReadOptions) -> np.ndarray:
         """Return a text's vectors after its pooling: the published one, then the call's."""
         own, task = self.settings.pooling, how.task or "document"
         if own is not None and task in own.tasks:
@@ -322,7 +322,7 @@ class MultiVectorEncoder(PromptedReader):
         kept, ends = rows[np.concatenate([row.scored for row in batch])], [int(row.scored.sum()) for row in batch]
         return [part.copy() for part in np.split(kept, np.cumsum(ends)[:-1])]
 
-    def _rows(self, texts: list[str], how: How) -> list[tuple[TokenRow, bool]]:  # type: ignore[override]
+    def _rows(self, texts: list[str], how: LateReadOptions) -> list[tuple[TokenRow, bool]]:  # type: ignore[override]
         return self.token_rows(texts, how.prompt, how.task)
 
     def token_rows(self, texts: list[str], prompt: str = "", task: str | None = None) -> list[tuple[TokenRow, bool]]:  # type: ignore[override]

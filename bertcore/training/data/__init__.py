@@ -5,10 +5,10 @@ from bertcore.training.data.files import Documents, MalformedRecord, Record, Rec
 from bertcore.training.data.labelled import LabelledTexts, LabelledWords, QueriedTexts, TextColumns, TextMentions
 from bertcore.training.data.mentions import LabelledEntities, LabelledMentions, SpanCollator
 from bertcore.training.data.questions import Questions, answer_metrics, best_answers
-from bertcore.training.data.stored import Part, StoredExamples, store_examples
+from bertcore.training.data.stored import StoredExamples, Subset, store_examples
 
 __all__ = [
     "Batches", "Documents", "LabelledEntities", "LabelledMentions", "LabelledTexts", "LabelledWords", "MalformedRecord",
-    "Part", "QueriedTexts", "Questions", "Record", "Records", "SpanCollator", "StoredExamples", "TextColumns",
+    "QueriedTexts", "Questions", "Record", "Records", "SpanCollator", "StoredExamples", "Subset", "TextColumns",
     "TextMentions", "answer_metrics", "best_answers", "split_sentences", "store_examples",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ class StoredExamples:
         return {name: column[place] for name, column in self._columns.items()}
 
 
-class Part:
+class Subset:
     """Some examples of a sequence, in the order of their `indices` in it."""
 
     def __init__(self, dataset: Any, indices: Sequence[int]):
