@@ -5,10 +5,10 @@ from .files import CheckpointError, copied
 from .hub import resolve
 from .parameters import NameRules, load_parameters
 from .safetensors_file import TensorInfo
-from .weights import AdaptedCheckpoint, Adapters, Checkpoint, PeftCheckpoint, open_checkpoint, save_checkpoint
+from .weights import Adapters, Checkpoint, open_checkpoint, save_checkpoint
 
 __all__ = [
-    "INPUT_SCALE", "SCALE", "AdaptedCheckpoint", "Adapters", "Checkpoint", "CheckpointError", "NameRules",
-    "PeftCheckpoint", "TensorInfo", "copied", "load_parameters", "naming_config", "open_checkpoint", "read_config",
-    "resolve", "save_checkpoint", "split_dtype", "with_dtype",
+    "INPUT_SCALE", "SCALE", "Adapters", "Checkpoint", "CheckpointError", "NameRules", "TensorInfo", "copied",
+    "load_parameters", "naming_config", "open_checkpoint", "read_config", "resolve", "save_checkpoint", "split_dtype",
+    "with_dtype",
 ]  # fmt: skip

@@ -148,6 +148,17 @@ class Adapters:
     scale: float = 1.0  # the factor of the product of two factors
     folder: str | None = None  # has a folder of PEFT's files for each task, if the weights do not hold them
 
+    def applied(self, checkpoint: Checkpoint, task: str | None) -> Checkpoint:
+        """Return the checkpoint with the adapter of `task`. Raises ValueError for an unknown task."""
+        if task is not None and task not in self.tasks:
+            known = ", ".join(self.tasks) or "none: the checkpoint has no task adapters"
+            raise ValueError(f"task is {task!r}, known are {known}")
+        if not self.tasks or (self.folder is not None and task is None):
+            return checkpoint
+        if self.folder is not None:
+            return PeftCheckpoint(checkpoint, checkpoint.source.parent / self.folder / task)
+        return AdaptedCheckpoint(checkpoint, task and self.tasks.index(task), self.scale)
+
 
 class RenamedCheckpoint(Checkpoint):
     """A checkpoint under other names; a tensor of several parts has their rows one below the other.

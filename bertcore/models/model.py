@@ -126,7 +126,8 @@ class Model(NamedParameters):
             with checkpoint.naming_config(folder):
                 model = cls._made(config, options, Model.from_pretrained)
             opened = model.family.name_rules.published(checkpoint.open_checkpoint(folder))
-        rules, expected, opened = model.family.name_rules, model.expected_tensors(), model._with_adapter(opened, task)
+        opened = model.family.adapters(ConfigReader(model.config)).applied(opened, task)
+        rules, expected = model.family.name_rules, model.expected_tensors()
         grouped = stored_dtype == "int8_weight_only"
         scales = {
             "scales": model.expected_scales(grouped=grouped),
@@ -163,18 +164,6 @@ class Model(NamedParameters):
                 takes = ", ".join(known + _keywords(method))
                 raise TypeError(f"{cls.__name__} got an unexpected keyword argument {name!r}, expected one of {takes}")
         return kind(config, **options)
-
-    def _with_adapter(self, opened: checkpoint.Checkpoint, task: str | None) -> checkpoint.Checkpoint:
-        """Return the checkpoint with the adapter for `task`, if its config has adapters."""
-        adapters = self.family.adapters(ConfigReader(self.config))
-        if task is not None and task not in adapters.tasks:
-            known = ", ".join(adapters.tasks) or "none: the checkpoint has no task adapters"
-            raise ValueError(f"task is {task!r}, known are {known}")
-        if not adapters.tasks or (adapters.folder is not None and task is None):
-            return opened
-        if adapters.folder is not None:
-            return checkpoint.PeftCheckpoint(opened, opened.source.parent / adapters.folder / task)
-        return checkpoint.AdaptedCheckpoint(opened, task and adapters.tasks.index(task), adapters.scale)
 
     @classmethod
     def from_config(

@@ -255,6 +255,13 @@ class PromptedReader(TextReader, Encoder):
         if self.routes is not None and self.routes.file is not None:
             shutil.copyfile(self.routes.file, target / self.routes.file.relative_to(self.folder))
 
+    def prompt_tokens(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt, without a special token at its end."""
+        if not prompt:
+            return 0
+        row = self.tokenizer(self.prepared("", prompt), return_special_tokens_mask=True)
+        return len(row["input_ids"]) - row["special_tokens_mask"][-1]
+
     @property
     def similarity_fn_name(self) -> str:
         """The similarity that `similarity` computes: "cosine", "dot", "euclidean" or "manhattan"."""

@@ -21,8 +21,6 @@ from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole, update_json
 from bertcore.tasks.folder import (
     MODULES_NAME,
-    ROUTER_NAME,
-    SETTINGS_NAME,
     TRANSFORMER_NAMES,
     Module,
     Routes,
@@ -32,7 +30,7 @@ from bertcore.tasks.folder import (
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex
-from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder, prompt_tokens
+from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.sparse_modules import (
     AutoEncoder,
@@ -48,7 +46,7 @@ from bertcore.tasks.sparse_modules import (
     pooled_words,
     sparse_row,
 )
-from bertcore.tasks.sparse_settings import TYPES, SparseSettings, read_sparse_settings
+from bertcore.tasks.sparse_settings import DOCUMENT, QUERY, TYPES, SparseSettings, read_sparse_settings, write_router
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
@@ -281,7 +279,7 @@ class SparseEncoder(PromptedReader):
         if how.cutting.reads_all and self.settings.is_static:
             raise ValueError("truncation is 'chunk', but token weights need no windows: max_seq_length is not limited")
         dense = self.settings.dense
-        skipped = 0 if dense is None or dense.include_prompt else prompt_tokens(self, how.prompt)
+        skipped = 0 if dense is None or dense.include_prompt else self.prompt_tokens(how.prompt)
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
         whole = MergedWords(merge, self.embedding_dimension, most)
         kept = None if how.cutting.reads_all else most  # with windows, all weights are merged first
@@ -383,7 +381,11 @@ class SparseEncoder(PromptedReader):
 
     def _fill(self, target: Path, where: Path) -> None:
         if self.routes is not None and self.routes.file is None:
-            self._fill_router(target)
+            query, document = (self.readers[name] for name in ("query", "document"))
+            query._save_model(target / QUERY)
+            document._save_model(target / DOCUMENT)
+            prompts = {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name}
+            write_router(target, document.settings, document.max_seq_length, prompts | self._saved_settings())
             return
         super()._fill(target, where)
         for reader in self.readers.values() or [self]:
@@ -405,32 +407,8 @@ class SparseEncoder(PromptedReader):
             return
         kinds = {"": TYPES["Transformer"], "1_SpladePooling": TYPES["Pooling"]}
         write_json(target / MODULES_NAME, module_entries(kinds))
-        write_json(target / "1_SpladePooling" / CONFIG_NAME, _pooling_config(self.settings))
+        write_json(target / "1_SpladePooling" / CONFIG_NAME, self.settings.pooling_config)
         update_json(target / TRANSFORMER_NAMES[0], {"transformer_task": "fill-mask"})
-
-    def _fill_router(self, target: Path) -> None:
-        """Write the Router that sentence-transformers uses instead of an idf.json."""
-        ids = {"query_0_SparseStaticEmbedding": "Static", "document_0_Transformer": "Transformer"}
-        ids |= {"document_1_SpladePooling": "Pooling"}
-        for name, reader in zip(ids, (self.readers["query"], self.readers["document"]), strict=False):
-            reader._save_model(target / name)
-        settings = self.readers["document"].settings
-        structure = {route: [name for name in ids if name.startswith(route)] for route in ("query", "document")}
-        contents: dict[str, Any] = {
-            "document_0_Transformer/sentence_bert_config.json": {
-                "transformer_task": "fill-mask", "max_seq_length": self.readers["document"].max_seq_length,
-            },
-            "document_1_SpladePooling/config.json": _pooling_config(settings),
-            ROUTER_NAME: {
-                "types": {name: TYPES[kind] for name, kind in ids.items()}, "structure": structure,
-                "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
-            },
-            MODULES_NAME: module_entries({"": TYPES["Router"]}),
-            SETTINGS_NAME: {"prompts": dict(self.prompts), "default_prompt_name": self.default_prompt_name}
-            | self._saved_settings(),
-        }  # fmt: skip
-        for path, content in contents.items():
-            write_json(target / path, content)
 
     def words(self, batch: list[np.ndarray], max_active_dims: int | None = None, skipped: int = 0) -> list[SparseRow]:
         """Return the weights of each text of a batch of token ids, at most `max_active_dims` of them.
@@ -448,7 +426,3 @@ class SparseEncoder(PromptedReader):
         head = functools.partial(self.model.heads[0], Pass.begin(hidden))
         pooled = pooled_words(head, hidden, cu_seqlens, self.settings)
         return [sparse_row(weights, max_active_dims) for weights in pooled]
-
-
-def _pooling_config(settings: SparseSettings) -> dict[str, str]:
-    return {"pooling_strategy": settings.strategy, "activation_function": settings.activation}

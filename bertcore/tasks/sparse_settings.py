@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, read_json_object, write_json
 from bertcore.tasks.folder import (
     BGE_LINEARS,
     MODULES_NAME,
+    ROUTER_NAME,
     SETTINGS_NAME,
     Module,
     check_kinds,
+    module_entries,
     opened_folder,
     positive_integer,
     read_routes,
@@ -36,6 +39,7 @@ TYPES = {
     "Static": f"{OWN}.sparse_static_embedding.SparseStaticEmbedding",
     "AutoEncoder": f"{OWN}.sparse_auto_encoder.SparseAutoEncoder",
 }
+QUERY, DOCUMENT, POOLING = "query_0_SparseStaticEmbedding", "document_0_Transformer", "document_1_SpladePooling"
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,11 @@ class SparseSettings:
     def kind(self) -> str:
         """Either "static", "autoencoder" or "splade"."""
         return "static" if self.is_static else "splade" if self.dense is None else "autoencoder"
+
+    @property
+    def pooling_config(self) -> dict[str, str]:
+        """The config of a SpladePooling."""
+        return {"pooling_strategy": self.strategy, "activation_function": self.activation}
 
 
 def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> SparseSettings:
@@ -126,3 +135,22 @@ def _read_pooling(file: Path) -> dict[str, str]:
         if found[name] not in known:
             raise CheckpointError(f"{file}: {key} is {found[name]!r}, expected one of {', '.join(known)}")
     return found
+
+
+def write_router(target: Path, document: SparseSettings, max_seq_length: int, saved: Mapping[str, Any]) -> None:
+    """Write the settings of the Router that sentence-transformers uses instead of an idf.json.
+
+    `document` are the settings of the route of documents, `saved` those of the encoder.
+    """
+    kinds = {QUERY: "Static", DOCUMENT: "Transformer", POOLING: "Pooling"}
+    router = {
+        "types": {name: TYPES[kind] for name, kind in kinds.items()},
+        "structure": {"query": [QUERY], "document": [DOCUMENT, POOLING]},
+        "parameters": {"default_route": "document", "allow_empty_key": True, "route_mappings": {}},
+    }
+    transformer = {"transformer_task": "fill-mask", "max_seq_length": max_seq_length}
+    write_json(target / DOCUMENT / "sentence_bert_config.json", transformer)
+    write_json(target / POOLING / CONFIG_NAME, document.pooling_config)
+    write_json(target / ROUTER_NAME, router)
+    write_json(target / MODULES_NAME, module_entries({"": TYPES["Router"]}))
+    write_json(target / SETTINGS_NAME, saved)

@@ -18,8 +18,7 @@ from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
 from bertcore.tasks.folder import MODELS, MODULES_NAME, module_entries
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.encoder import unknown_id
-from bertcore.tasks.sentence_encoder.modules import pool
+from bertcore.tasks.sentence_encoder.modules import pool, unknown_id
 from bertcore.tasks.texts import checked_text, checked_texts
 
 POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}

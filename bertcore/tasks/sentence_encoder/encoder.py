@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from bertcore.tasks.folder import MODELS, MODULES_NAME, Module, module_entries
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
-from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps
+from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps, unknown_id
 from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES, normalized
 from bertcore.tasks.texts import (
@@ -392,12 +391,6 @@ class SentenceEncoder(PromptedReader):
         return CutTexts(self, max_length, positions, reads_windows=not is_static)
 
 
-def unknown_id(tokenizer: Any) -> int | None:
-    """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
-    model = json.loads(tokenizer._backend.to_str())["model"]
-    return tokenizer._backend.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Options(ReadOptions):
     """The checked options of one call of `encode`.
@@ -452,17 +445,9 @@ def checked_options(
         raise ValueError("truncation is 'chunk', but static embeddings need no windows: max_seq_length is not limited")
     return Options(
         prompt=before,
-        skipped=0 if settings.include_prompt else prompt_tokens(encoder, before),
+        skipped=0 if settings.include_prompt else encoder.prompt_tokens(before),
         dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
         backend=encoder._backend(device),
         cutting=cutting,
         **others,
     )
-
-
-def prompt_tokens(encoder: Any, prompt: str) -> int:
-    """Return the number of tokens of a prompt, without a special token at its end."""
-    if not prompt:
-        return 0
-    row = encoder.tokenizer(encoder.prepared("", prompt), return_special_tokens_mask=True)
-    return len(row["input_ids"]) - row["special_tokens_mask"][-1]

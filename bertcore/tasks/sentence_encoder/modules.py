@@ -1,5 +1,6 @@
 """Modules of sentence encoders: pooling, the maps after it, and static embeddings."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -232,3 +233,9 @@ class StaticModel:
             vectors *= self._weights[ids, None]
         with kernels.use_backend(kernels.resolve_backend(None, on_gpu=False)):
             return kernels.to_backend(vectors), cu_seqlens
+
+
+def unknown_id(tokenizer: Any) -> int | None:
+    """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
+    model = json.loads(tokenizer._backend.to_str())["model"]
+    return tokenizer._backend.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
