@@ -107,7 +107,7 @@ class Classifier(Block):
         return encoded.hidden
 
 
-def _mean(run: Pass, hidden: Any, packed: PackedBatch) -> Any:
+def _mean(run: Pass, hidden: Tensor, packed: PackedBatch) -> Tensor:
     """Return the mean of each sequence's real tokens, (sequences that have tokens, features)."""
     rows, cu_seqlens = packed.real_tokens()
     if rows is not None:
@@ -187,7 +187,7 @@ class LanguageModelHead(Block):
             sizes = {"in_features": spec.hidden_size - width, "out_features": vocabulary}
             self.rest = Linear(head_spec.rest, **sizes, bias=False, is_transposed=True)
 
-    def __call__(self, run: Pass, hidden: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor) -> Tensor:
         """Return logits, (tokens, vocabulary), of hidden states, (tokens, hidden)."""
         hidden, rest = self._transformed(run, hidden), None
         if self.rest is not None:
@@ -198,7 +198,7 @@ class LanguageModelHead(Block):
         bias = None if self.bias is None else self.bias.value(run)
         return functional.linear(run, hidden, self.decoder.weight(run), bias, rest)
 
-    def among(self, run: Pass, hidden: Any, words: Any) -> Any:
+    def among(self, run: Pass, hidden: Tensor, words: Any) -> Tensor:
         """Return the logits of only the words with these ids, (tokens, words)."""
         weight = functional.take_rows(run, self.decoder.value(run), rows=words)
         bias = self.bias and functional.reshape(run, self.bias.value(run), shape=(-1, 1))
@@ -206,7 +206,7 @@ class LanguageModelHead(Block):
         bias = bias if bias is None else functional.reshape(run, bias, shape=(-1,))
         return functional.linear(run, self._transformed(run, hidden), weight, bias)
 
-    def loss_in_chunks(self, run: Pass, hidden: Any, labels: Any) -> Any:
+    def loss_in_chunks(self, run: Pass, hidden: Tensor, labels: Any) -> Tensor:
         """Return the mean cross entropy of the logits of hidden states, (tokens, hidden), computed in chunks.
 
         Every token has a label.
@@ -220,7 +220,7 @@ class LanguageModelHead(Block):
         """True if `loss_in_chunks` can be used: the decoder is one linear map without an adapter."""
         return self.rest is None and self.decoder.adapter is None
 
-    def _transformed(self, run: Pass, hidden: Any) -> Any:
+    def _transformed(self, run: Pass, hidden: Tensor) -> Tensor:
         if self.transform is None:
             return hidden
         hidden = self.transform(run, hidden if self.before is None else self.before(run, hidden))
@@ -286,7 +286,7 @@ class SpanBoundaryHead(Block):
         self.decoder = word_embeddings.used_as("weight")
         self.bias = Parameter(f"{name}.bias", shape=(spec.vocab_size,), initial="zeros")
 
-    def __call__(self, run: Pass, hidden: Any, left: Any, right: Any, places: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, left: Tensor, right: Tensor, places: Any) -> Tensor:
         """Return logits, (predictions, vocabulary), of hidden states and of `Boundaries` on the same device."""
         beside = (functional.take_rows(run, hidden, rows=rows) for rows in (left, right))
         features = functional.concatenate(run, *beside, self.places(run, places), axis=1)

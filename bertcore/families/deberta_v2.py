@@ -18,6 +18,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Convolution(Block):
         self.bias = Parameter(f"{names['convolution']}.bias", shape=(width,), initial="zeros")
         self.norm = LayerNorm(names["convolution_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, run: Pass, hidden: Any, residual: Any, cu_seqlens: Any, is_real: Any = None) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, residual: Tensor, cu_seqlens: Any, is_real: Any = None) -> Tensor:
         """Map two (tokens, hidden) to one, zero where `is_real`, booleans (tokens,), is False."""
         size, groups = self.details.size, self.details.groups
         near = functional.take_neighbours(
@@ -91,7 +92,7 @@ class ConvolutedLayer(EncoderLayer):
         super().__init__(names, spec, index, attention)
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
-    def __call__(self, run: Pass, hidden: Any, context: DisentangledContext) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, context: DisentangledContext) -> Tensor:
         """Map (tokens, hidden) to (tokens, hidden)."""
         encoded = super().__call__(run, hidden, context)
         if self.convolution is None:

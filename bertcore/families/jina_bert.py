@@ -93,7 +93,7 @@ class TwiceNormedAttention(SelfAttention):
         super().__init__(names, spec, index)
         self.second_norm = make_norm(names, "second_norm", self.spec)
 
-    def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
+    def close(self, run: Pass, mixed: Tensor, residual: Tensor) -> Tensor:
         return self.second_norm(run, super().close(run, mixed, residual), residual)
 
 

@@ -14,6 +14,7 @@ from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 # For layer norms in which the published code uses PyTorch's epsilon, not the config's.
 DEFAULT_EPS = 1e-5
@@ -59,7 +60,7 @@ class NoNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
 
-    def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
         """Map (tokens, features) to (tokens, features)."""
         return functional.affine(run, input, self.weight.value(run), self.bias.value(run), residual)
 
@@ -103,7 +104,7 @@ class Projection(Block):
         self.map = Linear(f"{name}.dense", in_features=in_features, out_features=out_features)
         self.norm = layer.norm(f"{name}.LayerNorm", features=out_features, eps=layer.norm_eps)
 
-    def __call__(self, run: Pass, input: Any, residual: Any = None) -> Any:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
         """Map (tokens, in_features) to (tokens, out_features)."""
         return self.norm(run, drop(run, self.map(run, input), self.dropout), residual)
 
@@ -123,8 +124,8 @@ class BottleneckAttention(SelfAttention):
         super().__init__(names, spec, index)
 
     def from_sources(
-        self, run: Pass, query_key_source: Any, value_source: Any, residual: Any, context: LayerContext
-    ) -> Any:
+        self, run: Pass, query_key_source: Any, value_source: Any, residual: Tensor, context: LayerContext
+    ) -> Tensor:
         """Return attention, (tokens, width), from the source of queries and keys and the source of values."""
         sources = (query_key_source, value_source)[: len(self.projections)]
         projected = [project(run, source) for project, source in zip(self.projections, sources, strict=True)]
@@ -153,7 +154,7 @@ class BottleneckLayer(Block):
                 self.into_attention = Projection(names["into_attention"], layer, width, narrow)
             self.out = Projection(names["out"], layer, narrow, width, layer.dropout)
 
-    def __call__(self, run: Pass, hidden: Any, context: LayerContext) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
         """Map (tokens, hidden) to (tokens, hidden)."""
         details = self.details
         state = hidden if self.into is None else self.into(run, hidden)

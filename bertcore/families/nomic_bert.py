@@ -37,7 +37,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class MixtureOfExperts(Sublayer):
         self.bias = Parameter(names["experts_bias"], shape=(features,), initial="zeros")
         self.norm = make_norm(names, "feed_forward_norm", layer)
 
-    def mix(self, run: Pass, source: Any, context: LayerContext | None = None) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: LayerContext | None = None) -> Tensor:
         """Map (tokens, hidden) to the weighted sum of the chosen experts' outputs, (tokens, hidden)."""
         scores = self.router(run, source)
         values = computed(value_of(scores))  # a recorder must compute them before the choice
@@ -95,7 +95,7 @@ class MixtureOfExperts(Sublayer):
         outputs = functional.grouped_linear(run, expanded, self.contract.weight(run), offsets=offsets)
         return weighted_sums(run, outputs, factors, order=order)
 
-    def close(self, run: Pass, mixed: Any, residual: Any) -> Any:
+    def close(self, run: Pass, mixed: Tensor, residual: Tensor) -> Tensor:
         """Return the norm, if it comes last, of `mixed` plus the bias and the residual."""
         total = functional.add(run, mixed, self.bias.value(run))
         total = functional.add(run, drop(run, total, self.dropout), residual)

@@ -25,6 +25,7 @@ from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.passes import Pass, Trace
+from bertcore.tape import Tensor
 
 
 class AutoConfig:
@@ -125,7 +126,7 @@ class _SequenceModel(ModelWithHeads):
             loss = self._loss(encoded.run, logits, labels, name)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(encoded.run, logits), traced=encoded.traced)
 
-    def _loss(self, run: Pass, logits: Any, labels: Any, name: str) -> Any:
+    def _loss(self, run: Pass, logits: Tensor, labels: Any, name: str) -> Tensor:
         return losses.sequence_loss(run, logits, labels, self._num_classes(), name=name)
 
 
@@ -160,7 +161,7 @@ class AutoModelForSequenceClassification(_SequenceModel):
         task = {} if problem_type is None else {"problem_type": problem_type}
         super().__init__(with_labels(config, num_labels) | task)
 
-    def _loss(self, run: Pass, logits: Any, labels: Any, name: str) -> Any:
+    def _loss(self, run: Pass, logits: Tensor, labels: Any, name: str) -> Tensor:
         kind = {"problem_type": self.config.get("problem_type"), "soft_labels": self.family.soft_labels}
         return losses.classification_loss(run, logits, labels, self.config.num_labels, **kind)
 

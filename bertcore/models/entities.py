@@ -23,6 +23,7 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 WIDTHS = 64  # rows of the width table; wider spans share the last row
 
@@ -53,7 +54,7 @@ class SpanClassifier(Block):
         self.output = Linear(f"{name}.out_proj", in_features=size, out_features=num_labels)
         self.dropout = dropout
 
-    def __call__(self, run: Pass, hidden: Any, rows: Sequence[Any], widths: Any = None) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, rows: Sequence[Any], widths: Any = None) -> Tensor:
         """Map hidden states, (tokens, hidden), and the rows of each part, (spans,), to logits, (spans, num_labels)."""
         total = None if self.widths is None else self.widths(run, widths)
         for part, where in zip(self.parts, rows, strict=True):

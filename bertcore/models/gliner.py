@@ -236,7 +236,7 @@ class _Tokens(Block):
 
 
 @operation()
-def _product(run: Pass, left: Any, right: Any) -> Any:
+def _product(run: Pass, left: Tensor, right: Tensor) -> Any:
     """Return the elementwise product of two arrays of the same shape."""
     return left * right, lambda grad: (grad * right, grad * left)
 

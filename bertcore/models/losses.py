@@ -13,13 +13,13 @@ from bertcore.models.inputs import integer_batch
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 IGNORED = functional.losses.IGNORED
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
-def cross_entropy(run: Pass, logits: Any, labels: Any) -> Any:
+def cross_entropy(run: Pass, logits: Tensor, labels: Any) -> Tensor:
     """Return the mean cross entropy over the rows whose label is not -100, under the active options."""
     options = run.class_options
     if options is None:
@@ -43,7 +43,7 @@ def total(run: Pass, *losses: Any) -> Any:
 
 def token_loss(
     run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
-) -> Any:
+) -> Tensor:
     """Return the mean cross entropy over the tokens whose label, (sequences, length), is not -100."""
     return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
@@ -72,7 +72,7 @@ def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray
     return following
 
 
-def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name: str = "labels") -> Any:
+def sequence_loss(run: Pass, logits: Tensor, labels: Any, num_classes: int, *, name: str = "labels") -> Tensor:
     """Return the mean cross entropy over the sequences whose label, (sequences,) or (sequences, 1), is not -100."""
     array = label_array(name, labels)
     if array.dtype.kind not in "iu":
@@ -83,8 +83,8 @@ def sequence_loss(run: Pass, logits: Any, labels: Any, num_classes: int, *, name
 
 
 def classification_loss(
-    run: Pass, logits: Any, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
-) -> Any:
+    run: Pass, logits: Tensor, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
+) -> Tensor:
     """Return the loss of a sequence classifier, by the config's problem_type.
 
     "single_label_classification": mean cross entropy; labels are classes, (sequences,), or class probabilities (from a
@@ -115,7 +115,7 @@ def classification_loss(
     return functional.mean_squared_error(run, logits, labels=floating_labels(run, array, logits))
 
 
-def soft_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
+def soft_loss(run: Pass, logits: Tensor, labels: np.ndarray) -> Tensor:
     """Return the mean cross entropy with class probabilities of the shape of `logits`."""
     options, array = run.class_options, floating_labels(run, labels, logits)
     if not (labels >= 0).all():
@@ -128,7 +128,7 @@ def soft_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
     return functional.soft_cross_entropy(run, logits, labels=array)
 
 
-def binary_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
+def binary_loss(run: Pass, logits: Tensor, labels: np.ndarray) -> Tensor:
     """Return the mean binary cross entropy with labels from 0 to 1 of the shape of `logits`."""
     array = floating_labels(run, labels, logits)
     wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
@@ -138,7 +138,7 @@ def binary_loss(run: Pass, logits: Any, labels: np.ndarray) -> Any:
     return functional.binary_cross_entropy(run, logits, labels=array)
 
 
-def position_loss(run: Pass, logits: Any, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Any:
+def position_loss(run: Pass, logits: Tensor, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Tensor:
     """Return the mean cross entropy of a column among the columns of its sequence; `logits` are (columns, 2)."""
     array = label_array(name, positions)
     if array.dtype.kind not in "iu" or array.size != shape[0]:
@@ -151,7 +151,7 @@ def position_loss(run: Pass, logits: Any, column: int, positions: Any, name: str
     return cross_entropy(run, scores, labels)
 
 
-def floating_labels(run: Pass, labels: np.ndarray, logits: Any) -> Any:
+def floating_labels(run: Pass, labels: np.ndarray, logits: Tensor) -> Any:
     """Return labels in the dtype, shape and memory of `logits`."""
     plain = value_of(logits)
     if labels.shape != plain.shape:

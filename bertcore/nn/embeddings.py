@@ -75,7 +75,7 @@ class Embeddings(Block):
 class FirstToken(Block):
     """A pooler that returns the hidden state of the first token."""
 
-    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, first_tokens: Any) -> Tensor:
         """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return functional.take_rows(run, hidden, rows=first_tokens)
 
@@ -87,6 +87,6 @@ class Pooler(Block):
         width = spec.hidden_size
         self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
 
-    def __call__(self, run: Pass, hidden: Any, first_tokens: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor, first_tokens: Any) -> Tensor:
         """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return self.dense(run, functional.take_rows(run, hidden, rows=first_tokens))

@@ -22,7 +22,7 @@ from bertcore.tape import Tensor, value_of
 
 
 @operation()
-def spread_rows(run: Pass, array: Any, *, rows: Any, count: int) -> Any:
+def spread_rows(run: Pass, array: Tensor, *, rows: Any, count: int) -> Any:
     """Return `count` rows: the rows of `array` at the distinct indices `rows`, and zeros elsewhere."""
     spread = kernels.array_module(array).zeros((count, array.shape[1]), array.dtype)
     spread[rows] = array
@@ -288,18 +288,18 @@ class DisentangledAttention(SelfAttention):
         """Return the weights that project relative positions, which tokens do not pass."""
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
-    def mix(self, run: Pass, source: Any, context: DisentangledContext) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: DisentangledContext) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         return self.attend_to(run, self.keys(run, source, context), context)
 
-    def keys(self, run: Pass, source: Any, context: DisentangledContext) -> Keys:
+    def keys(self, run: Pass, source: Tensor, context: DisentangledContext) -> Keys:
         """Return the keys of `source`, (tokens, hidden), and of positions."""
         bias, *tables = self._bias_and_tables(run, context.positions)
         return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 
     def attend_to(
-        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Any = None, rows: Any = None
-    ) -> Any:
+        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Tensor = None, rows: Any = None
+    ) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, hidden).
 
         Queries are projected from `queries`, (tokens, hidden), by default from the source of the keys. With the indices
@@ -325,7 +325,7 @@ class DisentangledAttention(SelfAttention):
             attended = mean_value_for_padding(run, attended, qkv, **heads, padding=positions.padding)
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
 
-    def _asked_by(self, run: Pass, queries: Any, keys: Keys, rows: Any) -> list[Any]:
+    def _asked_by(self, run: Pass, queries: Tensor, keys: Keys, rows: Any) -> list[Any]:
         """Return query and key-value of all tokens; queries of tokens not in `rows` are zero."""
         width = self.spec.hidden_size
         asked = functional.linear(run, queries, self.projections[0].weight.weight(run), keys.bias)

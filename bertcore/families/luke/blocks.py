@@ -25,6 +25,7 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 @operation()
@@ -306,7 +307,7 @@ class EntityAwareAttention(SelfAttention):
         """Return the weights of the additional queries, which replace the first ones if there are entities."""
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
-    def mix(self, run: Pass, source: Any, context: LayerContext) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(run, source, context)

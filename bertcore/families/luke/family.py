@@ -34,6 +34,7 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 @dataclass(eq=False, kw_only=True)
@@ -200,7 +201,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
             loss = self._loss(run, logits, labels, entities)
         return LogitsOutput(loss=loss, logits=entities.batch.pad(run, logits), traced=encoded.traced)
 
-    def _loss(self, run: Pass, logits: Any, labels: Any, entities: Entities) -> Any:
+    def _loss(self, run: Pass, logits: Tensor, labels: Any, entities: Entities) -> Tensor:
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
             return losses.token_loss(run, logits, labels, batch, self.config.num_labels, kind="entity_")

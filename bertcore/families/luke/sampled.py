@@ -8,15 +8,15 @@ from bertcore.heads import LanguageModelHead
 from bertcore.models.losses import label_array
 from bertcore.nn import functional
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 IGNORED = functional.losses.IGNORED
 NEVER = -1e4  # a logit whose exponential is zero
 
 
 def sampled_loss(
-    run: Pass, head: LanguageModelHead, hidden: Any, labels: np.ndarray, sample: Any, num_classes: int
-) -> Any:
+    run: Pass, head: LanguageModelHead, hidden: Tensor, labels: np.ndarray, sample: Any, num_classes: int
+) -> Tensor:
     """Return the mean cross entropy over the entities with a label, estimated from the logits of a sample.
 
     The sum of exp(logit) over all other classes is estimated by the sum over the sample, times the number of all

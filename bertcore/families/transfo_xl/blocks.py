@@ -15,7 +15,7 @@ from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass
@@ -56,7 +56,7 @@ class PassPositions:
         )
         return HalfBatch(sequences, tokens, keys, cut)
 
-    def keys(self, run: Pass, hidden: Any, memory: Any) -> Any:
+    def keys(self, run: Pass, hidden: Tensor, memory: Any) -> Tensor:
         """Return the source of the keys: the memory (or None) and the hidden states, sequence by sequence."""
         if memory is None:
             return hidden
@@ -87,7 +87,7 @@ class HalfBatch:
         return query, for_position, _part(run, key, self.keys), _part(run, value, self.keys), scores
 
 
-def _part(run: Pass, array: Any, where: slice) -> Any:
+def _part(run: Pass, array: Tensor, where: slice) -> Tensor:
     return functional.slice_rows(run, array, first=where.start, last=where.stop)
 
 
@@ -146,7 +146,7 @@ class RelativeAttention(Sublayer):
             kept[self] = version, keys
         return keys
 
-    def _heads(self, run: Pass, array: Any) -> Any:
+    def _heads(self, run: Pass, array: Tensor) -> Tensor:
         """Reshape (rows, heads * head_dim) to (rows, heads, head_dim)."""
         return functional.reshape(run, array, shape=(-1, self.num_heads, self.head_dim))
 
@@ -166,8 +166,8 @@ class RelativeAttention(Sublayer):
         return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
 
     def _attend_in(
-        self, run: Pass, context: RecurrentContext, positions: Any, compute_dtype: str | None, *arrays: Any
-    ) -> Any:
+        self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Any
+    ) -> Tensor:
         """Return attention of all sequences, or of those that run forwards followed by those that run backwards."""
         halves = context.relations.halves
         if halves is None:
@@ -186,14 +186,14 @@ class RelativeAttention(Sublayer):
         self,
         run: Pass,
         context: RecurrentContext,
-        positions: Any,
+        positions: Tensor,
         compute_dtype: str | None,
-        query: Any,
+        query: Tensor,
         for_position: Any,
-        key: Any,
-        value: Any,
+        key: Tensor,
+        value: Tensor,
         scores: Any,
-    ) -> Any:
+    ) -> Tensor:
         relations = context.relations
         relative = kernels.RelativePositions(
             relations.distance_rows,
@@ -301,7 +301,7 @@ class RecurrentAttention(RelativeAttention):
         """Return the projection of distances, which tokens do not pass."""
         yield self.positions.weight
 
-    def mix(self, run: Pass, source: Any, context: SharedBiasesContext) -> Any:
+    def mix(self, run: Pass, source: Tensor, context: SharedBiasesContext) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases

@@ -24,7 +24,7 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class AdaptiveSoftmax(Block):
             return shared
         return Parameter(head_spec.projection.format(group=index), shape=shared.part_shape)
 
-    def __call__(self, run: Pass, hidden: Any) -> Any:
+    def __call__(self, run: Pass, hidden: Tensor) -> Tensor:
         """Map (tokens, hidden) to the logarithm of each word's probability, (tokens, vocabulary)."""
         first, *others = (
             functional.log_softmax(run, self._scores(run, hidden, index)) for index in range(len(self.bounds))
@@ -91,7 +91,7 @@ class AdaptiveSoftmax(Block):
         dtype = value_of(hidden).dtype
         return logarithms if value_of(logarithms).dtype == dtype else logarithms.astype(dtype)  # in low precision
 
-    def loss(self, run: Pass, hidden: Any, labels: np.ndarray) -> Any:
+    def loss(self, run: Pass, hidden: Tensor, labels: np.ndarray) -> Tensor:
         """Return the mean negative log-likelihood of `labels`, (tokens,) in host memory, -100 for no label.
 
         A group is computed only for tokens with a label in it.
@@ -115,7 +115,7 @@ class AdaptiveSoftmax(Block):
             if where.size:
                 yield index, where, labels[where] - first
 
-    def _scores(self, run: Pass, hidden: Any, index: int) -> Any:
+    def _scores(self, run: Pass, hidden: Tensor, index: int) -> Tensor:
         """Return the scores of a group's words before the softmax; in the first, those of the other groups follow."""
         if self.projections:
             hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
@@ -129,7 +129,7 @@ class AdaptiveSoftmax(Block):
         groups = functional.linear(run, hidden, self.group_weight.weight(run), self.group_bias.value(run))
         return functional.concatenate(run, scores, groups, axis=1)
 
-    def _transposed(self, run: Pass, index: int, hidden: Any) -> Any:
+    def _transposed(self, run: Pass, index: int, hidden: Tensor) -> Tensor:
         """Return the transposed projection of a group, from hidden states to embeddings, in the states' dtype."""
         matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
         if value_of(matrix).dtype != dtype:  # low precision, without gradients

@@ -15,7 +15,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 
 def _mix(array, matrices):
@@ -25,7 +25,7 @@ def _mix(array, matrices):
 
 
 @operation()
-def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
+def mix_rows(run: Pass, array: Tensor, *, matrices: Any) -> Any:
     """Return weighted sums of each sequence's rows; all sequences have the same length.
 
     Matrices are (sequences, outputs, inputs), `array` (sequences * inputs, features), the result (sequences * outputs,
@@ -35,7 +35,7 @@ def mix_rows(run: Pass, array: Any, *, matrices: Any) -> Any:
 
 
 @operation()
-def segment_scores(run: Pass, queries: Any, bias: Any, table: Any) -> Any:
+def segment_scores(run: Pass, queries: Tensor, bias: Any, table: Any) -> Any:
     """Return (queries + bias) times the two segment vectors of each head, (tokens, heads, 2).
 
     Shapes: queries (tokens, heads, head_dim), bias (heads, head_dim), table (2, heads, head_dim). Source: Yang et al.
@@ -91,7 +91,7 @@ class Predictions:
         """Map (tokens, features) to (predictions, features)."""
         return mix_rows(run, tokens, matrices=self.matrices)
 
-    def zero_blind(self, run: Pass, array: Any) -> Any:
+    def zero_blind(self, run: Pass, array: Tensor) -> Tensor:
         """Zero `array`, (tokens, ...), at tokens that attend to no key: with scores of 0, all keys count equally."""
         if self.sees is None or array is None:
             return array
@@ -139,7 +139,7 @@ class TwoStreamAttention(RelativeAttention):
         """Return the projection of distances, which tokens do not pass."""
         yield self.positions
 
-    def output(self, run: Pass, mixed: Any, residual: Any = None, *, dropout: float = 0.0) -> Any:
+    def output(self, run: Pass, mixed: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
         """Map the attended values back to the layer's width."""
         if dropout and run.seeds:
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
@@ -176,7 +176,7 @@ class TwoStreamAttention(RelativeAttention):
         attended = self._attend(run, queries, keys, context, self.output_weight, scores)
         return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
 
-    def _segment_scores(self, run: Pass, query: Any, context: RecurrentContext) -> Any:
+    def _segment_scores(self, run: Pass, query: Tensor, context: RecurrentContext) -> Tensor:
         if context.relations.segment_ids is None:
             return None
         bias = functional.reshape(

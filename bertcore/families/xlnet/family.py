@@ -119,7 +119,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         places = np.zeros(context.predictions.matrices[..., 0].size, np.int64)
         return (content, embeddings.queries(run, run.to_backend(places))), context
 
-    def _context(self, run: Pass, inputs: EncoderInput, hidden: Any) -> TwoStreamContext:
+    def _context(self, run: Pass, inputs: EncoderInput, hidden: Tensor) -> TwoStreamContext:
         memories = self._memories(inputs, hidden)
         relations, longest, before = self._relations(run, inputs, hidden, memories[0])
         types = inputs.token_type_ids
