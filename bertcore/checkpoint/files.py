@@ -146,12 +146,14 @@ def _is_too_deep(value: Any) -> bool:
 def read_complete(file: Path) -> bytes:
     """Return the content of one of several files that belong together; wait for a process that replaces them.
 
-    Raises CheckpointError if the file cannot be read, exceeds MOST_BYTES, or is the note that `replacing`
+    Raises CheckpointError if the file cannot be read, is a device, exceeds MOST_BYTES, or is the note that `replacing`
     leaves when it is killed.
     """
     try:
         if (size := file.stat().st_size) > MOST_BYTES:
             raise CheckpointError(f"{file} has {size} bytes, expected at most {MOST_BYTES}")
+        if file.is_char_device():  # which may never end
+            raise CheckpointError(f"{file} is a device, expected a file")
         content = file.read_bytes()
         if content == NOTE:
             with locked(file.parent, shared=True):

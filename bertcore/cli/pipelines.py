@@ -123,9 +123,13 @@ class Answer(Pipeline):
 
 
 def _whole_text(path: str) -> str:
+    from bertcore.tasks.texts import LONGEST_LINE
+
     with input_stream(path) as (stream, name):
         try:
-            text = stream.read().decode("utf-8-sig")
+            if len(found := stream.read(LONGEST_LINE + 1)) > LONGEST_LINE:
+                raise CommandError(f"{name} has more than {LONGEST_LINE} bytes, expected one text")
+            text = found.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise CommandError(f"{name} is not UTF-8 at byte {error.start + 1}") from error
     if not text:

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
-from bertcore.tasks.texts import read_lines
+from bertcore.tasks.texts import bounded_lines, read_lines
 
 TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
 KNOWN = (*TEXT, *JSON, *PARQUET)
@@ -58,7 +58,7 @@ def parts_of(file: Path, rows: int, column: str) -> Iterator[RowRange]:
         first = 0
         while True:
             offset = stream.tell()
-            count = sum(1 for _ in islice(stream, rows))
+            count = sum(1 for _ in islice(bounded_lines(stream, str(file), first + 1), rows))
             if count or not first:
                 yield RowRange(file, first, offset, count)
             if count < rows:
@@ -104,7 +104,7 @@ def _opened(file: Path) -> Iterator[BinaryIO]:
 def _lines(part: RowRange) -> Iterator[str]:
     with _opened(part.file) as stream:
         stream.seek(part.offset)
-        yield from read_lines(islice(stream, part.rows), str(part.file), first=part.first + 1)
+        yield from read_lines(stream, str(part.file), part.first + 1, part.rows)
 
 
 def _objects(part: RowRange) -> Iterator[Any]:

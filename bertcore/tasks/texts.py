@@ -1,10 +1,11 @@
 """Prepare texts for a model: checks, truncation and its warning, batches, and progress."""
 
 import codecs
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from bertcore.arguments import check_strings, warn_caller
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 
+LONGEST_LINE = 1 << 26  # bytes
 MOST_TOKENS = 2**31 - 1  # longest text of a model without a limit of positions: offsets are int32
 
 Row = TypeVar("Row")
@@ -146,12 +148,23 @@ def check_words(name: str, value: Any) -> None:
         checked_text(f"{name}[{number}]", text)
 
 
-def read_lines(stream: Iterable[bytes], name: str, *, first: int = 1) -> Iterator[str]:
-    """Yield the lines of UTF-8 bytes without their ends (LF or CRLF). Raises ValueError for a line that is not UTF-8.
+def bounded_lines(stream: BinaryIO, name: str, first: int = 1) -> Iterator[bytes]:
+    """Yield the lines of a stream as they are. Raises ValueError for one of more than LONGEST_LINE bytes."""
+    for number in itertools.count(first):
+        if len(line := stream.readline(LONGEST_LINE + 1)) > LONGEST_LINE:
+            raise ValueError(f"{name}, line {number}: more than {LONGEST_LINE} bytes, expected texts, one a line")
+        if not line:
+            return
+        yield line
 
-    `first` is the number of the first line, for a stream that does not begin with the file.
+
+def read_lines(stream: BinaryIO, name: str, first: int = 1, most: int | None = None) -> Iterator[str]:
+    """Yield the lines of UTF-8 bytes, at most `most`, without their ends (LF or CRLF).
+
+    `first` is the number of the first line, for a stream that does not begin with the file. Raises ValueError for a
+    line that is not UTF-8, or has more than LONGEST_LINE bytes.
     """
-    for number, line in enumerate(stream, first):
+    for number, line in enumerate(itertools.islice(bounded_lines(stream, name, first), most), first):
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)

@@ -57,6 +57,8 @@ def _draw(place: Any, points: list[tuple[float, float]], **look: Any) -> None:
 
 
 def _read(file: Path) -> list[dict[str, Any]]:
+    if file.is_char_device():  # which may never end
+        raise ValueError(f"{file} is a device, expected a log.jsonl")
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

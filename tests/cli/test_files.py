@@ -1,4 +1,4 @@
-"""Files that commands read and that are not there, are folders, are empty, or hold no text: one line names them."""
+"""Files that commands read and that are missing, folders, empty, endless, or hold no text: one line names them."""
 
 import pytest
 
@@ -9,6 +9,7 @@ KINDS = {
     "folder": "a folder, expected a file|Is a directory|has no readable file",
     "empty": "empty|holds no|not valid JSON|examples in the corpus: 0|no line with step|0 texts|expected at least 3",
     "binary": "not UTF-8|not valid JSON",
+    "endless": "a device|more than 67108864 bytes",
 }
 FILTERS = ("classify", "tag", "embed", "rerank", "queries")  # no lines in, no lines out
 OUT = ["--out", "out", "--max-steps", "1"]
@@ -39,6 +40,8 @@ def made(kind, file):
     """The file in question, which is of that kind."""
     if kind == "folder":
         file.mkdir()
+    elif kind == "endless":
+        file.symlink_to("/dev/zero")
     elif kind != "missing":
         file.write_bytes(b"" if kind == "empty" else bytes(range(255, -1, -1)) * 9)
     return file
