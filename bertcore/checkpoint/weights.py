@@ -317,11 +317,21 @@ def save_checkpoint(
     config that JSON cannot hold, before anything is written; OSError, naming the file, if it cannot be written.
     """
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
-    config_text = json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+    config_text = _as_json(config)
     folder = made_folder(folder)
     writers = {config_name: lambda file: file.write_text(config_text, encoding="utf-8")}
     replace_files(folder, writers | {weights_name: lambda file: write_safetensors(file, arrays)})
     (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
+
+
+def _as_json(config: Mapping[str, Any]) -> str:
+    for key, value in config.items():
+        try:
+            json.dumps(value, sort_keys=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            found = f"config[{key!r}] is {type(value).__name__}"
+            raise TypeError(f"{found}, expected what JSON can hold: {error}") from error
+    return json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
 
 
 def _storable(name: str, array: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore.arguments import check_count, check_share
 from bertcore.kernels import checks
-from bertcore.training.masking import IGNORED, Masking, Words
+from bertcore.training.masking import IGNORED, Masking, Words, check_sum
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
 LEFT_OUT = {"special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping"}
@@ -137,6 +137,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
         shares = {"mask_replace_prob": mask_replace_prob, "random_replace_prob": random_replace_prob}
         for name, share in {"mlm_probability": mlm_probability, **shares}.items():
             check_share(name, share)
+        check_sum(**shares)
         unit = "span" if span_mask else "word" if whole_word_mask else "token"
         self.masking = Masking(mlm_probability, mask_replace_prob, random_replace_prob, unit, static)
         self.words = Words.of(tokenizer) if mlm else None

@@ -24,6 +24,13 @@ SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # probability that a span ends after a word
 SHORT_ENOUGH = 1 - (1 - SPAN_CHANCE) ** LONGEST_SPAN  # probability that a geometric length is at most that
 
 
+def check_sum(**shares: float) -> None:
+    """Raise ValueError for shares above 1 together."""
+    if sum(shares.values()) > 1 + 1e-9:
+        together = " and ".join(map(str, shares.values()))
+        raise ValueError(f"{' and '.join(shares)} are {together}, expected at most 1 together")
+
+
 @dataclass(frozen=True)
 class Masking:
     """Rules for choosing and replacing tokens.
@@ -49,9 +56,7 @@ class Masking:
     def __post_init__(self) -> None:
         for name in ("share", "mask_share", "random_share"):
             object.__setattr__(self, name, check_share(name, getattr(self, name)))
-        if self.mask_share + self.random_share > 1 + 1e-9:
-            both = f"{self.mask_share} and {self.random_share}"
-            raise ValueError(f"mask_share and random_share are {both}, expected at most 1 together")
+        check_sum(mask_share=self.mask_share, random_share=self.random_share)
         checks.boolean("is_static", self.is_static)
         checks.choice("unit", self.unit, UNITS)
 

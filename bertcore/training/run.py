@@ -44,6 +44,11 @@ Batch = Mapping[str, Any]
 LocalBatches = list[tuple[int, Batch]]  # this process's batches of a step, each with its number
 
 
+def rates(seconds: float, **counts: float) -> dict[str, float]:
+    """Return {"NAME_per_second": rate} of each count; {} if a coarse clock measured no time."""
+    return {f"{name}_per_second": count / seconds for name, count in counts.items()} if seconds > 0 else {}
+
+
 @dataclass(eq=False)
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
@@ -367,8 +372,7 @@ class Run:
             examples = (state.epoch - before.epoch) * state.num_examples
         metrics = {
             "train_runtime": seconds,
-            "train_samples_per_second": examples / seconds,
-            "train_steps_per_second": steps / seconds,
+            **rates(seconds, train_samples=examples, train_steps=steps),
             "train_loss": state.total_loss / max(1, state.global_step),
             "epoch": state.epoch,
         }

@@ -24,7 +24,7 @@ from bertcore.training.objectives.language_modeling import NextWords
 from bertcore.training.objectives.objective import OwnLoss
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
-from bertcore.training.run import Run
+from bertcore.training.run import Run, rates
 from bertcore.training.safeguards import held_back
 from bertcore.training.schedules import BY_METRICS, Schedule, make_schedule, steps_of
 
@@ -338,8 +338,8 @@ class Trainer:
         if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
             metrics |= _checked_metrics(self.compute_metrics(found.predictions))
         seconds = time.monotonic() - started
-        metrics |= {"runtime": seconds, "samples_per_second": found.examples / seconds}
-        metrics["steps_per_second"] = -(-found.examples // self.args.per_device_eval_batch_size) / seconds
+        steps = -(-found.examples // self.args.per_device_eval_batch_size)
+        metrics |= {"runtime": seconds, **rates(seconds, samples=found.examples, steps=steps)}
         start = f"{prefix}_"
         metrics = {name if name.startswith(start) else start + name: value for name, value in metrics.items()}
         return metrics, found.predictions

@@ -63,7 +63,9 @@ def test_unstorable_parameter_writes_nothing(tmp_path, value, problem):
 
 
 def test_unstorable_config_writes_nothing(tmp_path):
-    refuses(TypeError, "not JSON serializable", save_checkpoint, tmp_path / "out", {"x": np.zeros(2)}, ARRAYS)
+    for value, problem in ({"y": [np.zeros(2)]}, "is dict, .*: .* ndarray"), ({1, 2}, "is set, expected what JSON can"):
+        wrong = rf"config\['x'\] {problem}"
+        refuses(TypeError, wrong, save_checkpoint, tmp_path / "out", {"a": 1, "x": value}, ARRAYS)
     assert not (tmp_path / "out").exists()
 
 

@@ -247,6 +247,7 @@ def test_examples_that_do_not_fit(tokenizer, examples, error):
     (DataCollatorForLanguageModeling, {"static": None}, "static is None"),
     (DataCollatorForLanguageModeling, {"seed": None}, "seed is None"),
     (DataCollatorForLanguageModeling, {"mlm_probability": float("nan")}, "mlm_probability is nan"),
+    (DataCollatorForLanguageModeling, {"mask_replace_prob": 0.95}, "^mask_replace_prob and random_replace_prob are"),
     (DataCollatorForLanguageModeling, {"random_replace_prob": 2}, "random_replace_prob is 2"),
 ])  # fmt: skip
 def test_invalid_options(tokenizer, kind, options, error):

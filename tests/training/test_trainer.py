@@ -116,6 +116,15 @@ def test_a_budget_of_seconds_ends_the_run_and_its_schedule(tmp_path, monkeypatch
     assert len(rates) > 10 and 3.5 <= rates[-1][0] <= 4.25
 
 
+def test_a_clock_that_stands_still_gives_no_rates(tmp_path, monkeypatch):
+    for module in ("run", "trainer"):
+        monkeypatch.setattr(f"bertcore.training.{module}.time", mock.Mock(monotonic=lambda: 7.0))
+    one = class_trainer(tmp_path, max_steps=1)
+    found = one.train().metrics | one.evaluate(one.train_dataset)
+    assert found["train_runtime"] == found["eval_runtime"] == 0 and "train_loss" in found
+    assert not [name for name in found if name.endswith("_per_second")]
+
+
 def from_next_sentence(out, next_sentence_label):
     difference = out.logits[:, 0] - next_sentence_label
     grad = np.stack([2 * difference, np.zeros_like(difference)], axis=1)

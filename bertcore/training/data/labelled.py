@@ -18,6 +18,7 @@ from bertcore.training.masking import IGNORED
 AT_ONCE = 256  # records that are tokenised together
 MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels
 MANY, FEW = 20, 20  # more different integers than MANY, with fewer than FEW records each, may be numbers or classes
+MOST = float(np.finfo(np.float32).max)
 DOCUMENT = "-DOCSTART-"  # begins a document in CoNLL's files
 
 KINDS = "which may be classes or numbers to predict: choose with kind='classes' or 'numbers' (--label-kind)"
@@ -59,12 +60,13 @@ class LabelledTexts:
         """Return the columns with the labels in the records, which are all read once.
 
         A list gives a text several labels. Numbers stay numbers if any has a fraction; all other labels are classes,
-        sorted by number or alphabetically. `kind`, "classes" or "numbers", decides for integers; it is required if
-        more than 20 differ, with fewer than 20 records each on average.
+        sorted by number or alphabetically: JSON's true is the class "true", and 1.0 is the class "1". `kind`, "classes"
+        or "numbers", decides for integers; it is required if more than 20 differ, with fewer than 20 records each on
+        average.
 
         Raises:
             MalformedRecord (a ValueError): for a record without a label, with nan where others have numbers, or with a
-                word where others have fractions.
+                word where others have fractions or `kind` asks for numbers.
             ValueError: for lists mixed with other labels, integers that may be either, labels that contradict `kind`,
                 an unknown `kind`, or no record.
         """
@@ -82,7 +84,7 @@ class LabelledTexts:
         numbers = {name: found for name in names if (found := _number(name)) is not None}
         has_fractions = not all(found.is_integer() for found in numbers.values())
         for name, (number, record) in {} if lists or not numbers else names.items():
-            if name not in numbers and (has_fractions or name.lower() in MISSING):
+            if name not in numbers and (has_fractions or kind == "numbers" or name.lower() in MISSING):
                 raise wrong_record(record, number, f"{label!r} is {name!r}, but a number in other records")
         are_numbers = not lists and len(numbers) == len(names)
         if (kind == "numbers" and not are_numbers) or (kind == "classes" and are_numbers and has_fractions):
@@ -270,7 +272,7 @@ class QueriedTexts:
             made |= {f"negative_{place}": text for place, text in enumerate(others, 1)}
             if self.label is not None:
                 scores = _value(record, number, self.label)
-                scores = [_number(score) for score in scores] if isinstance(scores, list) else []
+                scores = [_float32(score) for score in scores] if isinstance(scores, list) else []
                 if len(scores) != 1 + len(others) or len(scores) < 2 or None in scores:
                     expected = f"{1 + len(others)} numbers, one for each document, at least 2"
                     problem = f"{self.label!r} is {record[self.label]!r:.60}, expected {expected}"
@@ -338,31 +340,44 @@ def _strings(value: Any, record: Mapping[str, Any], number: int, column: str) ->
     parts = value.split() if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str | int) for part in parts):
         raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a list of strings")
-    return [str(part) for part in parts]
+    return [_spelled(part) for part in parts]
 
 
 def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> str:
-    """Return the name of a class; true and 1.0 become "1"."""
+    """Return the name of a class."""
     if isinstance(value, str) and value.strip():
         return value.strip()
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return str(int(value)) if float(value).is_integer() else repr(value)
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        return _spelled(value)
     raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a label")
+
+
+def _spelled(value: str | float) -> str:
+    """Return a text as it is, a truth value as JSON has it, and a number without a fraction of 0."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _finite(record: Mapping[str, Any], number: int, column: str) -> float:
     value = _value(record, number, column)
-    found = _number(value)
+    found = _float32(value)
     if found is None:
-        raise wrong_record(record, number, f"{column!r} is {value!r}, expected a number")
+        raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a number within float32")
     return found
+
+
+def _float32(value: Any) -> float | None:
+    """Return `_number` if float32 can hold it, else None."""
+    found = _number(value)
+    return None if found is None or abs(found) > MOST else found
 
 
 def _number(value: Any) -> float | None:
     """Return the number that a value, or its spelling, represents; None if it is not finite or not a number."""
     try:
         found = float(value) if isinstance(value, str | int | float) else math.nan
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return found if math.isfinite(found) else None
 

@@ -26,9 +26,10 @@ def rows(*labels):
     (["b", "a", "b"], ("a", "b"), "single_label_classification", [1, 0, 1]),
     ([10, 9, 2], ("2", "9", "10"), "single_label_classification", [2, 1, 0]),
     (["1", "0", "1"], ("0", "1"), "single_label_classification", [1, 0, 1]),
-    ([True, False], ("0", "1"), "single_label_classification", [1, 0]),
+    ([True, False], ("false", "true"), "single_label_classification", [1, 0]),
     (list(np.array([3, 1])), ("1", "3"), "single_label_classification", [1, 0]),
     ([np.array([1, 0]), np.array([1])], ("0", "1"), "multi_label_classification", [[1.0, 1.0], [0.0, 1.0]]),
+    ([10**400, 3], ("3", f"1{'0' * 400}"), "single_label_classification", [1, 0]),
     ([0.0, 2.0], ("0", "2"), "single_label_classification", [0, 1]),
     ([0.5, 1, "2"], (), "regression", [0.5, 1.0, 2.0]),
     (["-0.5", "1e2"], (), "regression", [-0.5, 100.0]),
@@ -93,6 +94,8 @@ def test_words_in_lines(tokenizer, tmp_path):
     (LabelledTexts(labels=("a",)), {"text": "x", "label": {}}, "'label' is {}"),
     (LabelledTexts(), {"text": "x", "label": "a"}, "'label' is 'a', expected a number"),
     (LabelledTexts(), {"text": "x", "label": float("inf")}, "'label' is inf, expected a number"),
+    (LabelledTexts(), {"text": "x", "label": "-1e39"}, "'label' is '-1e39', expected a number within float32"),
+    (LabelledTexts(), {"text": "x", "label": 10**400}, "'label' is 10+, expected a number within float32"),
     (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": 3}, "'label' is 3, expected a list"),
     (LabelledTexts(labels=("a",), is_multiple=True), {"text": "x", "label": ["b"]}, "has the label 'b'"),
     (LabelledTexts(text_pair="b", labels=("a",)), {"text": "x", "label": "a"}, "has no 'b'"),
@@ -122,6 +125,7 @@ def test_a_word_among_numbers_is_no_class(labels):
     """One score that lacks does not make all the others classes."""
     with pytest.raises(MalformedRecord, match=rf"records\[1\] 'label' is '{labels[1]}', but a number in other records"):
         LabelledTexts.found_in(rows(*labels))
+    refuses(MalformedRecord, "'label' is 'x', but a", LabelledTexts.found_in, rows("1", "x"), kind="numbers")
     assert LabelledTexts.found_in(rows("1", "n/a", "2")).labels == ("1", "2", "n/a")
     assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
 
@@ -137,7 +141,7 @@ def test_many_integers_need_a_kind():
     assert len(LabelledTexts.found_in(rows(*range(20))).labels) == 20
     with pytest.raises(ValueError, match="kind is 'floats', expected one of None, 'classes', 'numbers'"):
         LabelledTexts.found_in(many, kind="floats")
-    for labels, kind in (((1, "a"), "numbers"), (([1], [2]), "numbers"), ((1, 0.5), "classes")):
+    for labels, kind in ((("b", "a"), "numbers"), (([1], [2]), "numbers"), ((1, 0.5), "classes")):
         with pytest.raises(ValueError, match=rf"kind \(--label-kind\) is '{kind}', but the labels in 'label' are not"):
             LabelledTexts.found_in(rows(*labels), kind=kind)
     assert LabelledTexts.found_in(rows(1, 0.5), kind="numbers").problem_type == "regression"
