@@ -46,8 +46,10 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     if scalar < 1e-3:
         raise ValueError(f"config: query_pre_attn_scalar is {scalar}, expected at least 0.001")
     thetas = {GLOBAL: read.number("rope_theta", 1_000_000.0), LOCAL: read.number("rope_local_base_freq", 10_000.0)}
-    older, sections = read.section("rope_scaling"), read.section("rope_parameters")
-    ropes = {GLOBAL: older if older.has_keys else sections.section(GLOBAL), LOCAL: sections.section(LOCAL)}
+    older, ropes = read.section("rope_scaling"), read.sections("rope_parameters")
+    if older.has_keys:  # of global layers; transformers ignores a type that is not called rope_type
+        older.require(type=config["rope_scaling"].get("rope_type") or "default", **dict.fromkeys(ropes))
+        ropes[GLOBAL] = older
     layer = {
         "norm": ShiftedRMSNorm,
         "norm_first": True,

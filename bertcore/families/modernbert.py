@@ -36,8 +36,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     half = read.count("sliding_window", read.size("local_attention", 128) // 2)
     thetas = {GLOBAL: read.number("global_rope_theta", 160_000.0)}
     thetas[LOCAL] = read.number("local_rope_theta", thetas[GLOBAL] if "local_rope_theta" in config else 10_000.0)
-    norm_bias, ropes = read.flag("norm_bias", False), read.section("rope_parameters")
-    of_its_kind = by_kind(kinds, {kind: ropes.section(kind) for kind in thetas}, thetas, (half, half), longest)
+    norm_bias, ropes = read.flag("norm_bias", False), read.sections("rope_parameters")
+    of_its_kind = by_kind(kinds, ropes, thetas, (half, half), longest)
     without_bias = _without(norm_bias, "attention_norm", "feed_forward_norm")
     without_bias |= _without(read.flag("attention_bias", False), "qkv", "attention_output")
     without_bias |= _without(read.flag("mlp_bias", False), "expand", "contract")

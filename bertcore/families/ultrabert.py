@@ -34,7 +34,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     theta_of = {GLOBAL: 10_000.0 if sections.has_keys else 2_560_000.0, LOCAL: 10_000.0}
     if not sections.has_keys:
         theta_of |= {kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None}
-    ropes, longest = {kind: sections.section(kind) for kind in theta_of}, read.size("max_position_embeddings")
+    ropes, longest = read.sections("rope_scaling", "rope_parameters"), read.size("max_position_embeddings")
     each_layer = by_kind(kinds, ropes, theta_of, (window, window), longest)
     found = eurobert.spec(config, defaults=DEFAULTS, each_layer=each_layer)
     return replace(found, is_relative=True, classifier_dropout=read.rate("classifier_dropout", 0.0))

@@ -195,6 +195,12 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
         return ConfigReader(value, within=f"{self.name(key)}.")
 
+    def sections(self, *keys: str) -> dict[str, "ConfigReader"]:
+        """Return readers of the rotary positions of GLOBAL and LOCAL layers; others beside them are refused."""
+        whole = self.section(*keys)
+        whole.require(rope_type="default", type="default", factor=1.0, rope_theta=None)
+        return {kind: whole.section(kind) for kind in (GLOBAL, LOCAL)}
+
     def choices(self, key: str, default: Sequence[str], *allowed: str) -> tuple[str, ...]:
         """Return the list at `key`: as many of the `allowed` values as `default` has."""
         values = self._get(key, default)

@@ -381,7 +381,8 @@ _ULTRABERT = FamilyCase(
     lengths=(13, 9, 11),
     everything={"attention_bias": True, "mlp_bias": True},
     refused={"num_key_value_heads": 0, "sliding_window": 0, "layer_types": ["full_attention"], "rope_theta": [1.0],
-             "attention_windows": [0.5, 2, 2, 2], "prediction_head_size": 0, "classifier_pooling": "late"},
+             "attention_windows": [0.5, 2, 2, 2], "prediction_head_size": 0, "classifier_pooling": "late",
+             "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
 )  # fmt: skip
 _GEMMA3 = FamilyCase(
     EVEN | {"model_type": "gemma3_text", "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 +
@@ -420,7 +421,7 @@ _GEMMA3 = FamilyCase(
     keys={"hidden_act": "hidden_activation"},
     refused={"num_key_value_heads": 0, "head_dim": 0, "sliding_window": -1, "layer_types": ["full_attention"],
              "attn_logit_softcapping": 3.0, "final_logit_softcapping": 3.0, "use_bidirectional_attention": "yes",
-             "query_pre_attn_scalar": 0, "rope_parameters": 3},
+             "query_pre_attn_scalar": 0, "rope_parameters": 3, "rope_scaling": {"type": "linear", "factor": 8.0}},
 )  # fmt: skip
 _T5 = FamilyCase(
     {"model_type": "t5", "vocab_size": 61, "d_model": 39, "d_kv": 13, "num_heads": 3, "d_ff": 53, "num_layers": 2,
