@@ -38,7 +38,7 @@ SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     "sentence_encoder": (
         CONFIG_NAME, "gliner_config.json", MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES,
         *TOKENIZER_NAMES, *OF_TASKS,
-        "colbert_linear.pt", "sparse_linear.pt",
+        "colbert_linear.pt", "sparse_linear.pt", "head.safetensors",
     ),
 }  # fmt: skip
 

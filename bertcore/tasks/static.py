@@ -1,4 +1,4 @@
-"""Static embeddings distilled from an encoder: one vector per token, averaged over a text (Model2Vec).
+"""Static embeddings: distilled from an encoder, one vector per token, averaged over a text; heads on them (Model2Vec).
 
 Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 2024.
 """
@@ -7,23 +7,29 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_share
-from bertcore.checkpoint.files import CONFIG_NAME, made_folder, replacing, write_json
+from bertcore.arguments import check_count, check_numbers, check_share
+from bertcore.checkpoint import CheckpointError, open_checkpoint, resolve
+from bertcore.checkpoint.files import CONFIG_NAME, made_folder, missing_file, read_json_object, replacing, write_json
 from bertcore.checkpoint.safetensors_file import write_safetensors
+from bertcore.checkpoint.weights import WEIGHTS_NAME
 from bertcore.kernels import checks
 from bertcore.tasks.folder import MODELS, MODULES_NAME, module_entries
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.modules import pool, unknown_id
-from bertcore.tasks.texts import checked_text, checked_texts
+from bertcore.tasks.sequence_scores import FUNCTIONS
+from bertcore.tasks.texts import MOST_TOKENS, checked_text, checked_texts
 
 POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 DTYPES = ("float16", "float32", "int8")
 ROWS = 1024  # computed at once
+HEAD_NAME = "head.safetensors"
+ACTIVATIONS = ("softmax", "sigmoid", "identity")
 SEQUENCE = 1_000_000  # "seq_length" of Model2Vec's files: any
 
 
@@ -92,8 +98,137 @@ def distill_static(
         "pooling": pooling,
         "embedding_dtype": quantize_to,
     }
-    _write(made_folder(folder), config, _quantized(vectors, quantize_to), tokenizer)
+    _write(made_folder(folder), config, {"embeddings": _quantized(vectors, quantize_to)}, tokenizer)
     return SentenceEncoder(folder)
+
+
+class StaticModelPipeline:
+    """A classifier or a regression of static embeddings: linear maps with ReLU between, as Model2Vec's class has.
+
+    Args:
+        model: a `SentenceEncoder` of static embeddings that leaves out unknown words (`unknown="drop"`).
+        layers: each map's weight, (outputs, inputs), and bias, (outputs,); none leaves embeddings as they are.
+        activation: "softmax" for one class of a text, "sigmoid" for any number of them, "identity" for a regression.
+        classes: the name or number of each output; None for a regression.
+
+    Raises:
+        ValueError: for another encoder, and for shapes or classes that do not fit.
+        TypeError: for a value of another type.
+    """
+
+    def __init__(self, model: SentenceEncoder, layers: Sequence[Any], activation: str, classes: Any = None):
+        checks.choice("activation", activation, ACTIVATIONS)
+        if not isinstance(model, SentenceEncoder):
+            raise TypeError(f"model is {type(model).__name__}, expected a SentenceEncoder")
+        how = model.settings
+        if model.routes is not None or not how.is_static or how.maps or model.truncate_dim is not None:
+            raise ValueError(f"model is {model!r}, expected a SentenceEncoder of static embeddings in all dimensions")
+        if not model.drops_unknown:
+            raise ValueError("model pools unknown words, expected SentenceEncoder(..., unknown='drop')")
+        self.model, self.activation = model, activation
+        self.layers = [tuple(check_numbers("layers", part).astype(np.float32) for part in pair) for pair in layers]
+        width = model.embedding_dimension
+        for number, (weight, bias) in enumerate(self.layers):
+            checks.shape((None, width), **{f"layers[{number}][0]": weight})
+            checks.shape((len(weight),), **{f"layers[{number}][1]": bias})
+            width = len(weight)
+        self.classes_ = None if classes is None else np.asarray(classes)
+        expected = None if activation == "identity" else (width,)
+        if (None if self.classes_ is None else self.classes_.shape) != expected:
+            wanted = "None" if expected is None else f"{width} names, one of each output"
+            raise ValueError(f"classes is {classes!r:.80}, expected {wanted}")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike) -> "StaticModelPipeline":
+        """Load a folder that Model2Vec or `save_pretrained` has written, or an id on the hub.
+
+        Raises CheckpointError for invalid files, and for the older pipeline.skops, which may hold code.
+        """
+        folder = resolve(folder, "sentence_encoder")
+        model, file = SentenceEncoder(folder, unknown="drop"), Path(folder) / HEAD_NAME
+        if not file.is_file():
+            older = (file.parent / "pipeline.skops").is_file()
+            hint = ": model2vec.inference.convert_legacy_pipeline converts pipeline.skops, which may hold code"
+            raise missing_file(file, f"has no {HEAD_NAME}{hint if older else ''}")
+        own = read_json_object(file.parent / CONFIG_NAME).get("head_config")
+        own = {"n_layers": 0, "activation": "identity", "classes": None} | (own if isinstance(own, dict) else {})
+        weights, count = open_checkpoint(file), own["n_layers"]
+        names = [f"head.{number}.{part}" for number in range(len(weights) // 2) for part in ("weight", "bias")]
+        if count != len(weights) // 2 or set(names) != set(weights):
+            raise CheckpointError(f"{file} has {', '.join(sorted(weights))}, expected the maps head.0 to {count!r}")
+        arrays = [np.asarray(weights[name], np.float32) for name in names]
+        try:
+            return cls(model, list(zip(arrays[::2], arrays[1::2], strict=True)), own["activation"], own["classes"])
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(f"{file.parent}: {error}") from error
+
+    @classmethod
+    def from_estimator(cls, model: SentenceEncoder, estimator: Any) -> "StaticModelPipeline":
+        """Take the head of a fitted scikit-learn LogisticRegression, MLPClassifier or MLPRegressor of embeddings.
+
+        Raises ValueError for another estimator, or another activation than ReLU between layers.
+        """
+        kind, classes = type(estimator).__name__, getattr(estimator, "classes_", None)
+        if kind == "LogisticRegression" and (estimator.solver != "liblinear" or len(classes) == 2):
+            layers, activation = [(estimator.coef_, estimator.intercept_)], "softmax"
+        elif kind in ("MLPClassifier", "MLPRegressor") and (estimator.activation == "relu" or estimator.n_layers_ == 2):
+            layers = [(weight.T, bias) for weight, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True)]
+            activation = {"logistic": "sigmoid"}.get(estimator.out_activation_, estimator.out_activation_)
+        else:
+            known = "LogisticRegression, MLPClassifier or MLPRegressor with ReLU"
+            raise ValueError(f"estimator is {estimator!r:.80}, expected a fitted {known}")
+        weight, bias = layers[-1]
+        if classes is not None and (len(weight), len(classes)) == (1, 2):  # the score of the second class
+            layers[-1] = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
+            activation = "softmax"
+        return cls(model, layers, activation, classes)
+
+    def predict(self, texts: Any, *, threshold: float = 0.5, **options: Any) -> np.ndarray:
+        """Return the class of each text, or its classes above `threshold`, or its numbers (texts, outputs).
+
+        `options` are those of `SentenceEncoder.encode`.
+        """
+        if self.activation == "sigmoid":
+            chosen = self.predict_proba(texts, **options) > check_share("threshold", threshold)
+            found = np.empty(len(chosen), object)
+            found[:] = [self.classes_[row] for row in chosen]
+            return found
+        scores = self._scores(texts, options)
+        return scores if self.classes_ is None else self.classes_[scores.argmax(axis=1)]
+
+    def predict_proba(self, texts: Any, **options: Any) -> np.ndarray:
+        """Return the probability of each class, (texts, classes). Raises ValueError for a regression."""
+        if self.classes_ is None:
+            raise ValueError("activation is 'identity', expected 'softmax' or 'sigmoid' for probabilities")
+        return FUNCTIONS[self.activation](self._scores(texts, options))
+
+    def _scores(self, texts: Any, options: Mapping[str, Any]) -> np.ndarray:
+        rows = np.atleast_2d(self.model.encode(texts, **options))
+        for number, (weight, bias) in enumerate(self.layers):
+            rows = (np.maximum(rows, 0) if number else rows) @ weight.T + bias
+        return rows
+
+    def save_pretrained(self, folder: str | os.PathLike) -> None:
+        """Write the folder, which Model2Vec's StaticModelPipeline and, for embeddings alone, `SentenceEncoder` load."""
+        model, classes = self.model, None if self.classes_ is None else self.classes_.tolist()
+        length = model.max_seq_length
+        config = {
+            "model_type": "model2vec",
+            "architectures": ["StaticModel"],
+            "hidden_dim": model.embedding_dimension,
+            "seq_length": SEQUENCE,
+            "normalize": model.settings.normalize,
+            "max_length": None if length == MOST_TOKENS else length,
+            "embedding_dtype": "float32",
+            "head_config": {"n_layers": len(self.layers), "activation": self.activation, "classes": classes},
+        }
+        parts = {
+            f"head.{number}.{name}": part
+            for number, pair in enumerate(self.layers)
+            for name, part in zip(("weight", "bias"), pair, strict=True)
+        }
+        tokenizer = model.tokenizer._backend.to_str()
+        _write(made_folder(folder), config, model.model.tensors(), tokenizer, {HEAD_NAME: parts})
 
 
 def _dimensions(pca_dims: Any) -> Any:
@@ -220,10 +355,14 @@ def _quantized(vectors: np.ndarray, dtype: str) -> np.ndarray:
     return np.clip(np.rint(vectors / scale), -127, 127).astype(np.int8)
 
 
-def _write(folder: Any, config: Mapping[str, Any], table: np.ndarray, tokenizer: str) -> None:
-    modules = module_entries({".": f"{MODELS}.StaticEmbedding", "1_Normalize": f"{MODELS}.Normalize"})
+def _write(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: str, more: Mapping[str, Any] = {}
+) -> None:
+    kinds = {".": f"{MODELS}.StaticEmbedding", "1_Normalize": f"{MODELS}.Normalize"}
+    modules = module_entries(dict(list(kinds.items())[: 1 + config["normalize"]]))
     with replacing(folder, CONFIG_NAME) as new:
-        write_safetensors(new / "model.safetensors", {"embeddings": np.ascontiguousarray(table)})
+        for name, arrays in {WEIGHTS_NAME: tensors, **more}.items():
+            write_safetensors(new / name, {key: np.ascontiguousarray(array) for key, array in arrays.items()})
         for name, value in ((CONFIG_NAME, config), (MODULES_NAME, modules)):
             write_json(new / name, value)
         (new / "tokenizer.json").write_text(tokenizer, encoding="utf-8")

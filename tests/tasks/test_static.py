@@ -1,13 +1,15 @@
 """Static embeddings made of an encoder: rows and files as Model2Vec makes them."""
 
+import contextlib
 import json
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, SentenceEncoder
+from bertcore.checkpoint import CheckpointError
 from bertcore.tasks import static
-from bertcore.tasks.static import distill_static
+from bertcore.tasks.static import StaticModelPipeline, distill_static
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG, VOCABULARY, save_tiny_encoder, write_json
 from tests.tokenization.family_folders import write_family
@@ -164,6 +166,98 @@ def test_a_table_that_model2vec_did_not_distil(tmp_path, family):
         expected.save_pretrained(tmp_path / str(number))
         found = SentenceEncoder(tmp_path / str(number))
         np.testing.assert_allclose(found.encode(TEXTS[:-1]), expected.encode(TEXTS[:-1]), atol=1e-6)
+
+
+NAMES = ["cats", "trains", "ships"]
+HEADS = {"softmax": ([5, 3], NAMES), "one map": ([3], [2, 0, 7]), "sigmoid": ([4], ["a", "b", "c", "d"]),
+         "identity": ([6, 5, 2], None), "nothing": ([], None)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def table(encoder, tmp_path_factory):
+    return distill_static(encoder, tmp_path_factory.mktemp("table"), pca_dims=7, quantize_to="float32")
+
+
+def head_of(table, kind):
+    """Return the arguments of a random head."""
+    rng, (widths, classes) = np.random.default_rng(len(kind)), HEADS[kind]
+    inputs = [table.embedding_dimension, *widths]
+    layers = [(rng.normal(size=shape).astype("f4"), rng.normal(size=shape[0]).astype("f4"))
+              for shape in zip(widths, inputs, strict=False)]  # fmt: skip
+    return layers, kind if kind == "sigmoid" else "identity" if classes is None else "softmax", classes
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", HEADS)
+def test_model2vec_predicts_the_same_with_a_head(table, tmp_path, kind):
+    peer = pytest.importorskip("model2vec.inference", exc_type=ImportError)
+    mlp = pytest.importorskip("model2vec.inference.mlp")
+    layers, activation, classes = head_of(table, kind)
+    ours = StaticModelPipeline(table, layers, activation, classes)
+    ours.save_pretrained(tmp_path / "ours")
+    theirs = peer.StaticModelPipeline.from_pretrained(tmp_path / "ours")
+    known = None if classes is None else np.array(classes)
+    written = mlp.MLPHead([mlp.Layer(*pair) for pair in layers], mlp.Activation(activation), known)
+    peer.StaticModelPipeline(theirs.model, written).save_pretrained(str(tmp_path / "theirs"))
+    for found in (ours, *map(StaticModelPipeline.from_pretrained, (tmp_path / "ours", tmp_path / "theirs"))):
+        for texts in (TEXTS[:-1], "the cat"):
+            if classes is not None:
+                np.testing.assert_allclose(found.predict_proba(texts), theirs.predict_proba(texts), atol=1e-6)
+            if activation == "identity":
+                np.testing.assert_allclose(found.predict(texts), theirs.predict(texts), atol=1e-5)
+            else:
+                expected = [list(np.atleast_1d(row)) for row in theirs.predict(texts, threshold=0.4)]
+                assert [list(np.atleast_1d(row)) for row in found.predict(texts, threshold=0.4)] == expected
+    np.testing.assert_allclose(SentenceEncoder(tmp_path / "theirs").encode(TEXTS[:-1]), table.encode(TEXTS[:-1]))
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("kind", ["LogisticRegression", "MLPClassifier", "several", "MLPRegressor"])
+def test_heads_of_scikit_learn(table, tmp_path, kind, classes):
+    linear, network = (pytest.importorskip(f"sklearn.{name}") for name in ("linear_model", "neural_network"))
+    texts, rng = [f"the cat {letter} sat" for letter in "abcdefghijklm"], np.random.default_rng(0)
+    targets = {"several": rng.integers(0, 2, (13, classes)), "MLPRegressor": rng.normal(size=(13, classes))}
+    labels = targets.get(kind, np.array(NAMES)[np.arange(13) % classes])
+    options = {} if kind == "LogisticRegression" else {"hidden_layer_sizes": (4,), "max_iter": 5, "random_state": 0}
+    rows = table.encode(texts)
+    module, name = network if options else linear, "MLPClassifier" if kind == "several" else kind
+    estimator = getattr(module, name)(**options)
+    with pytest.warns() if options else contextlib.nullcontext():
+        estimator.fit(rows, labels)
+    StaticModelPipeline.from_estimator(table, estimator).save_pretrained(tmp_path)
+    found = StaticModelPipeline.from_pretrained(tmp_path)
+    if kind == "MLPRegressor":
+        np.testing.assert_allclose(found.predict(texts), estimator.predict(rows), atol=1e-5)
+        return refuses(ValueError, "activation is 'identity'", found.predict_proba, texts)
+    np.testing.assert_allclose(found.predict_proba(texts), estimator.predict_proba(rows), atol=1e-5)
+    predicted = estimator.predict(rows)
+    expected = [np.flatnonzero(row).tolist() for row in predicted] if kind == "several" else predicted.tolist()
+    assert [row.tolist() if kind == "several" else row for row in found.predict(texts)] == expected
+
+
+def test_heads_that_do_not_fit(table, encoder, tmp_path):
+    layers, activation, classes = head_of(table, "softmax")
+    opened = SentenceEncoder(table.folder, unknown="mean")
+    for error, text, given in [
+        (TypeError, "model is str", ("a", layers, activation, classes)),
+        (ValueError, "expected a SentenceEncoder of static embeddings", (encoder, layers, activation, classes)),
+        (ValueError, "pools unknown words", (opened, layers, activation, classes)),
+        (ValueError, "activation is 'relu'", (table, layers, "relu", classes)),
+        (ValueError, r"layers\[0\]\[0\]", (table, layers[1:], activation, classes)),
+        (ValueError, "expected 3 names, one of each output", (table, layers, activation, classes[1:])),
+        (ValueError, "expected None", (table, layers, "identity", classes)),
+    ]:
+        refuses(error, text, StaticModelPipeline, *given)
+    refuses(ValueError, "estimator is 3, expected", StaticModelPipeline.from_estimator, table, 3)
+    StaticModelPipeline(table, layers, activation, classes).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    for changes, text in [({"n_layers": 1}, "expected the maps head.0 to 1"), ({"classes": None}, "classes is None")]:
+        write_json(tmp_path / "config.json", config | {"head_config": config["head_config"] | changes})
+        refuses(CheckpointError, text, StaticModelPipeline.from_pretrained, tmp_path)
+    (tmp_path / "head.safetensors").unlink()
+    refuses(CheckpointError, "has no head.safetensors; it holds", StaticModelPipeline.from_pretrained, tmp_path)
+    (tmp_path / "pipeline.skops").write_bytes(b"")
+    refuses(CheckpointError, "pipeline.skops, which may hold code", StaticModelPipeline.from_pretrained, tmp_path)
 
 
 @pytest.mark.parity

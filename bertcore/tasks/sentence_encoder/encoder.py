@@ -325,6 +325,11 @@ class SentenceEncoder(PromptedReader):
         """The length of an embedding."""
         return min(self._width, self.truncate_dim or self._width)
 
+    @property
+    def drops_unknown(self) -> bool:
+        """True if no vector of an unknown word is pooled."""
+        return self._dropped is not None or unknown_id(self.tokenizer) is None
+
     def _model_folder(self) -> Path:
         return self.settings.model_folder
 

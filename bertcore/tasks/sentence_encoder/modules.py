@@ -219,6 +219,11 @@ class StaticModel:
     def __repr__(self) -> str:
         return f"<StaticModel: {self.tokens:,} tokens, {self.table.shape[1]} dimensions>"
 
+    def tensors(self) -> dict[str, np.ndarray]:
+        """Return the table, the rows and the weights under model2vec's names."""
+        found = {"embeddings": self.table, "mapping": self._rows, "weights": self._weights}
+        return {name: array for name, array in found.items() if array is not None}
+
     def encode_packed(self, input_ids: Sequence[Any]) -> tuple[Any, np.ndarray]:
         """Return token vectors (tokens, dim) in the current backend's memory, and offsets, int32 (sequences + 1,).
 
