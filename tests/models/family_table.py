@@ -449,13 +449,13 @@ _T5 = FamilyCase(
 )  # fmt: skip
 _NEOBERT = FamilyCase(
     EVEN | {"model_type": "neobert", "max_length": 64, "norm_eps": 1e-3},
-    has_peer=False,  # its oracle is in test_neobert.py
+    has_peer=False,  # its oracles are in test_neobert.py and test_family_definitions.py
     refused={"max_length": 0, "hidden_size": 40, "intermediate_size": 0, "norm_eps": -1, "model_type": "other"},
 )
 _BERT_HASH = FamilyCase(
     SIZES | {"model_type": "bert_hash", "projections": 5},
     {},
-    has_peer=False,  # its oracle is in test_family_details.py
+    has_peer=False,  # its oracles are in test_family_details.py and test_family_definitions.py
     refused={"projections": 0, "position_embedding_type": "relative_key", "is_decoder": True},
 )
 
