@@ -202,9 +202,9 @@ class Schema:
         return self
 
     def ordered(self) -> list[SchemaPart]:
-        """Return the parts in the order in which the model reads them."""
+        """Return the parts that have fields, in the order in which the model reads them."""
         kinds = list(MARKS)
-        return sorted(self.parts, key=lambda part: kinds.index(part.kind))
+        return sorted((part for part in self.parts if part.fields), key=lambda part: kinds.index(part.kind))
 
     def prefix(self) -> tuple[list[str], dict[tuple[str, str], range]]:
         """Return the words of choices, which precede a text, and their places by record and field."""

@@ -115,6 +115,10 @@ def test_long_texts_are_cut_once(model):
         model.batch_extract(*given, max_len=5, truncation="error")
     assert model.batch_extract(["city " * 50], given[1], max_len=5, truncation=True, **SHOWN) == found[1:]
     assert model.batch_extract([], Schema()) == [] and model.extract("a", Schema()) == {}
+    empty = Schema().structure("x").entities([])  # gliner2 leaves out parts without fields
+    assert model.extract("the city", empty) == {} and model.extract_entities("the city", []) == {}
+    city = model.extract("the city of", Schema().entities(["city"]), **SHOWN)
+    assert model.extract("the city of", Schema().structure("x").entities(["city"]), **SHOWN) == city
 
 
 @pytest.mark.parametrize(
