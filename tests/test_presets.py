@@ -195,7 +195,7 @@ def test_pretraining_has_the_heads_of_the_objective_or_none(name, monkeypatch):
     assert len(made) == (0 if name in OTHER_HEADS else len(calls))
     if name not in OTHER_HEADS:
         for kind in made:
-            tasks = set(kind.class_for_config(preset_config(name))._tasks)
+            tasks = set(kind.class_for_config(preset_config(name)).tasks)
             assert tasks == set(PRESETS[name].pretraining_heads) - ({"masked_lm"} if name == "codebert" else set())
 
 

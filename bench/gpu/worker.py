@@ -31,7 +31,7 @@ def main(arguments: Sequence[str], peer: peers.Torch | None = None) -> None:
     for line in sys.stdin:
         for row in rows_of(steps[int(line)]):
             _say(output, row=row)
-        _say(output, is_usable=_is_usable(peer))
+        _say(output, is_usable=is_usable(peer))
 
 
 def _own_output() -> TextIO:
@@ -75,7 +75,7 @@ def rows_of(step: Step) -> Iterator[dict[str, Any]]:
         yield {"status": "left out" if is_peers else "failed", "note": checks.line(error)}
 
 
-def _is_usable(peer: peers.Torch | None) -> bool:
+def is_usable(peer: peers.Torch | None) -> bool:
     """Return whether the GPU still computes; frees unused memory."""
     cupy = importlib.import_module("cupy")
     try:

@@ -39,13 +39,13 @@ class Doctor(Command):
     """
 
     def run(self) -> int:
-        problems = {name: _problem(name) for name in IMPLEMENTATIONS}
+        problems = {name: backend_problem(name) for name in IMPLEMENTATIONS}
         in_force, origin = _in_force(self.backend)
         findings = [(name, f"cannot run: {problem}" if problem else "works") for name, problem in problems.items()]
         sections = {
             "Backends": [*findings, ("in force", f"{in_force} ({origin})")],
-            "CPU": _cpu(problems["numba"]),
-            "GPU": _gpu(problems["cupy"]),
+            "CPU": cpu_rows(problems["numba"]),
+            "GPU": gpu_rows(problems["cupy"]),
             "Cache": _caches(problems["numba"]),
             "Versions": _versions(),
         }
@@ -69,7 +69,7 @@ def _in_force(option: str | None) -> tuple[str, str]:
     return name, origin
 
 
-def _problem(backend: str) -> str | None:
+def backend_problem(backend: str) -> str | None:
     """Return why `backend` cannot run here, or None after it ran."""
     reason = kernels.unavailable_reason(backend)
     if reason is not None:
@@ -92,7 +92,7 @@ def _numba_machinery() -> ModuleType:
     return _numba
 
 
-def _cpu(numba_problem: str | None) -> Rows:
+def cpu_rows(numba_problem: str | None) -> Rows:
     rows = [("model", cpu_model())]
     if numba_problem is not None:
         return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
@@ -125,7 +125,7 @@ def _amx(machinery: ModuleType, features: list[str]) -> Rows:
     return [("AMX", f"{'used' if is_used else 'not used'}: {reason}")]
 
 
-def _gpu(cupy_problem: str | None) -> Rows:
+def gpu_rows(cupy_problem: str | None) -> Rows:
     if cupy_problem is not None:
         return [("devices", _nvidia_smi())]
     import cupy

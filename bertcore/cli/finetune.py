@@ -260,7 +260,7 @@ class Finetune(Labels, Adapters):
                 tokenizer = bertcore.AutoTokenizer.from_pretrained(source, task=LUKE_TASKS[self.task])
                 entities_of(tokenizer)  # raises for a folder without entity_vocab.json
             model.config.update(columns.config(tokenizer))
-        if self.task == "token" and type(tokenizer._backend.model).__name__ == "BPE":
+        if self.task == "token" and type(tokenizer.backend_tokenizer.model).__name__ == "BPE":
             tokenizer = bertcore.AutoTokenizer.from_pretrained(source, add_prefix_space=True)  # words come one by one
         if self.task in ("qa", *ENTITY_TASKS):
             tokenizer.padding_side = "right"  # answers and entities stand at columns counted from the left

@@ -65,7 +65,7 @@ def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
     specs = head_specs(config)
     for kind in _classes(config):
         own = kind.class_for_config(config)
-        if set(own._tasks) <= set(specs):
+        if set(own.tasks) <= set(specs):
             models[kind.__name__] = own(config)
     return models
 

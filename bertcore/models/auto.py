@@ -72,7 +72,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
     """
 
     _architecture = "ForMaskedLM"
-    _tasks = ("masked_lm",)
+    tasks = ("masked_lm",)
     _targets = ("labels",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
@@ -137,7 +137,7 @@ class AutoModelForNextSentencePrediction(_SequenceModel):
     """
 
     _architecture = "ForNextSentencePrediction"
-    _tasks = ("next_sentence",)
+    tasks = ("next_sentence",)
 
     def _num_classes(self) -> int:
         return 2
@@ -153,7 +153,7 @@ class AutoModelForSequenceClassification(_SequenceModel):
     """
 
     _architecture = "ForSequenceClassification"
-    _tasks = ("sequence_classification",)
+    tasks = ("sequence_classification",)
 
     def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None, problem_type: str | None = None):
         if problem_type is not None:
@@ -175,7 +175,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
     """
 
     _architecture = "ForMultipleChoice"
-    _tasks = ("multiple_choice",)
+    tasks = ("multiple_choice",)
     _targets = ("labels", "num_choices")
 
     def _num_classes(self) -> int:
@@ -210,7 +210,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
     """
 
     _architecture = "ForTokenClassification"
-    _tasks = ("token_classification",)
+    tasks = ("token_classification",)
     _targets = ("labels",)
 
     def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None):
@@ -235,7 +235,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
     """
 
     _architecture = "ForQuestionAnswering"
-    _tasks = ("question_answering",)
+    tasks = ("question_answering",)
     _targets = ("start_positions", "end_positions")
 
     def __init__(self, config: Mapping[str, Any]):
@@ -273,7 +273,7 @@ class AutoModelForCausalLM(ModelWithHeads):
     """
 
     _architecture = "LMHeadModel"
-    _tasks = ("causal_lm",)
+    tasks = ("causal_lm",)
     _targets = ("labels",)
     generate = generate
 

@@ -249,7 +249,7 @@ def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: s
     on_disk = [_megabytes_on_disk(member, length) for member in members]
     asked = {"batch": batch, "length": length, "backend": backend}
     with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(_warm_worker(member, asked)) for member in members]
+        workers = [stack.enter_context(warm_worker(member, asked)) for member in members]
         rounds = [[worker.turn() for worker in workers] for _ in range(ROUNDS)]
     turns = zip(*rounds, strict=True)
     return [
@@ -274,7 +274,7 @@ def _megabytes_on_disk(member: Member, length: int) -> float:
 
 
 @contextlib.contextmanager
-def _warm_worker(member: Member, asked: Mapping[str, Any]) -> Iterator[_Worker]:
+def warm_worker(member: Member, asked: Mapping[str, Any]) -> Iterator[_Worker]:
     """Start a process with the model and let it make its first passes.
 
     A process that compiled kernels also holds the compiler (100 MB and more), so it is replaced by a new one.
@@ -282,14 +282,14 @@ def _warm_worker(member: Member, asked: Mapping[str, Any]) -> Iterator[_Worker]:
     folder = member.folder and str(member.folder)
     asked = {**asked, "config": dict(member.config), "folder": folder}
     for is_last in (False, True):
-        with _started(member.name) as worker:
+        with started_worker(member.name) as worker:
             if not worker.ask(asked)["compiled"] or is_last:
                 yield worker
                 return
 
 
 @contextlib.contextmanager
-def _started(name: str) -> Iterator[_Worker]:
+def started_worker(name: str) -> Iterator[_Worker]:
     with tempfile.TemporaryFile() as errors:
         command, pipe = [sys.executable, "-m", "bertcore.models.cost"], subprocess.PIPE
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors)
@@ -330,13 +330,13 @@ class _Worker:
 def _answer_requests() -> None:
     """Run a worker process: the first input line names a model, each later line asks for one turn."""
     before = resident_megabytes()
-    passes = _passes(**json.loads(sys.stdin.readline()))
+    passes = timed_passes(**json.loads(sys.stdin.readline()))
     print(json.dumps({"compiled": next(passes)}), flush=True)
     for _ in sys.stdin:
         print(json.dumps({"seconds": next(passes), "resident": resident_megabytes() - before}), flush=True)
 
 
-def _passes(config: Mapping[str, Any], folder: str | None, batch: int, length: int, backend: str) -> Iterator[Any]:
+def timed_passes(config: Mapping[str, Any], folder: str | None, batch: int, length: int, backend: str) -> Iterator[Any]:
     """Yield whether the first passes compiled kernels, then the seconds of a pass, for ever."""
     from bertcore import kernels
     from bertcore.models.auto import AutoModel

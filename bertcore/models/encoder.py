@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from bertcore.execution import eager
 from bertcore.execution.graphs import Graphs
@@ -82,7 +82,7 @@ class Encoder(Block):
         return state
 
 
-def _call_of(layer: Block, number: int, run: Pass, state: Tensor, context: LayerContext) -> Tensor:
+def _call_of(layer: Block, number: int, run: Pass, state: Tensor, context: LayerContext) -> Callable[[], Tensor]:
     """Return a function that runs a layer with the same dropout seeds each time."""
     return lambda: layer(run.at_site(number), state, context)
 

@@ -76,7 +76,7 @@ class AutoModelForEntityClassification(ModelWithHeads):
     """
 
     _architecture = "ForEntityClassification"
-    _tasks = ("token_classification",)
+    tasks = ("token_classification",)
     _targets = ("entity_start_positions", "labels")
     _parts: tuple[str, ...] = ("entity",)
 

@@ -73,7 +73,7 @@ def generate(
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
     if seed is not None:
         checks.seed("seed", seed)
-    ends, padding = _ends(model, eos_token_id), _padding(model, pad_token_id)
+    ends, padding = end_tokens(model, eos_token_id), _padding(model, pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
         attention_mask = (ids != padding).astype(np.int64)
@@ -134,7 +134,7 @@ def _check_family(model: ModelWithHeads) -> None:
         raise TypeError(f"{start}: their layers cannot cache keys and values of single tokens")
 
 
-def _ends(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
+def end_tokens(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
     if eos_token_id is None:
         eos_token_id = model.config.get("eos_token_id", model.family.end_of_text)
     ends = [] if eos_token_id is None else eos_token_id

@@ -68,7 +68,7 @@ class AutoModelForPreTraining(ModelWithHeads):
         """Return this class. Raises ValueError if a preset was pretrained with other heads."""
         if known is None:
             return cls
-        built = cls.class_for_config(known.config)._tasks
+        built = cls.class_for_config(known.config).tasks
         here = [task for task in built if task in head_specs(known.config)]
         if set(here) != set(known.pretraining_heads):
             other = "AutoModelForMaskedLM, or AutoModel" if "masked_lm" in here else "AutoModel"
@@ -130,13 +130,13 @@ class _PairPreTraining(AutoModelForPreTraining):
 
 
 class _NextSentencePreTraining(_PairPreTraining):
-    _tasks = ("masked_lm", "next_sentence")
+    tasks = ("masked_lm", "next_sentence")
     _targets = ("labels", "next_sentence_label")
     _label, _logits = "next_sentence_label", "seq_relationship_logits"
 
 
 class _SentenceOrderPreTraining(_PairPreTraining):
-    _tasks = ("masked_lm", "sentence_order")
+    tasks = ("masked_lm", "sentence_order")
     _targets = ("labels", "sentence_order_label")
     _label, _logits = "sentence_order_label", "sop_logits"
 
@@ -151,7 +151,7 @@ class Discriminator(AutoModelForPreTraining):
     logits (sequences, length).
     """
 
-    _tasks = ("replaced_tokens",)
+    tasks = ("replaced_tokens",)
     _targets = ("labels",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
@@ -180,7 +180,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
     Transformers loads a saved model as a masked language model, as it does not know the second head.
     """
 
-    _tasks = ("masked_lm", "span_boundary")
+    tasks = ("masked_lm", "span_boundary")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         if task == "masked_lm":

@@ -133,8 +133,8 @@ def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, P
         own, other = getattr(student.encoder, name), getattr(teacher.encoder, name)
         if own is not None and other is not None:
             yield from _pairs(own, other)
-    heads = dict(zip(getattr(teacher, "_tasks", ()), getattr(teacher, "heads", ()), strict=True))
-    for task, own in zip(getattr(student, "_tasks", ()), getattr(student, "heads", ()), strict=True):
+    heads = dict(zip(getattr(teacher, "tasks", ()), getattr(teacher, "heads", ()), strict=True))
+    for task, own in zip(getattr(student, "tasks", ()), getattr(student, "heads", ()), strict=True):
         if task in heads:
             yield from _pairs(own, heads[task])
 

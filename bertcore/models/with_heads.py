@@ -39,21 +39,21 @@ def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, 
 
 
 class ModelWithHeads(Model):
-    """A model with the heads of the tasks in `_tasks`."""
+    """A model with the heads of the tasks in `tasks`."""
 
-    _tasks: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
 
     def __init__(self, config: Mapping[str, Any]):
         specs = head_specs(config)
-        missing = [task for task in self._tasks if task not in specs]
+        missing = [task for task in self.tasks if task not in specs]
         if missing:
             raise ValueError(
                 f"config: models of type {config.get('model_type')!r} have no head for {missing[0]}; "
                 f"they have {', '.join(specs)}"
             )
-        wanted = [specs[task] for task in self._tasks]
+        wanted = [specs[task] for task in self.tasks]
         super().__init__(config, add_pooling_layer=any(getattr(spec, "source", None) == "pooler" for spec in wanted))
-        self.heads = [self._head(task, spec) for task, spec in zip(self._tasks, wanted, strict=True)]
+        self.heads = [self._head(task, spec) for task, spec in zip(self.tasks, wanted, strict=True)]
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         raise NotImplementedError

@@ -51,7 +51,7 @@ class Forms:
         array           NumPy, from which CPU backends look up tables and read vectors
         on_gpus         the same in the memory of each GPU, by its number
         weights         one PreparedWeight for each backend and GPU that multiplies by it
-        rounded         for `autocast`: weights in its dtype, by place and dtype
+        rounded         for `autocast`: weights in its dtype, by place
         copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
                         forms it passes to the next version, at its address (`refreshed_copies`)
         reads           the form that passes read, by kind and the pass's place
@@ -81,7 +81,7 @@ class Forms:
         self.array: np.ndarray | None = None
         self.on_gpus: dict[int, Any] = {}
         self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
-        self.rounded: dict[tuple[tuple[str, int], str | None], kernels.PreparedWeight] = {}
+        self.rounded: dict[Place, kernels.PreparedWeight] = {}
         self.copies: Copies = {}
         self.reads: dict[tuple[str, bool, Place], Any] = {}
         is_low_on_cpu = self.is_low_on_cpu

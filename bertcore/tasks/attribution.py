@@ -52,7 +52,7 @@ def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attr
 
     Raises TypeError and ValueError as the pipeline does, and ValueError for truncation "chunk".
     """
-    window, arrays = _row(classifier, inputs, options)
+    window, arrays = probed_row(classifier, inputs, options)
     out = classifier.model(**arrays, output_attentions=True)
     if not out.attentions or any(layer is None for layer in out.attentions):
         raise ValueError(f"models of type {classifier.model.family.model_type!r} do not return attentions")
@@ -88,11 +88,11 @@ def integrated_gradients(
     check_count("steps", steps)
     if current_tape() is not None:
         raise ValueError("integrated_gradients is called while a tape records, expected a call outside of it")
-    window, arrays = _row(classifier, inputs, options)
+    window, arrays = probed_row(classifier, inputs, options)
     names = classifier.id2label
     if label is not None and label not in names.values():
         raise ValueError(f"label is {label!r}, expected one of {', '.join(names.values())}")
-    probe = _Probe(classifier.model)
+    probe = Probe(classifier.model)
     here, score = probe.embeddings(arrays)
     column = int(score.argmax()) if label is None else next(i for i, name in names.items() if name == label)
     baseline, base_score = probe.embeddings(arrays | {"input_ids": _baseline_ids(classifier, window)})
@@ -108,7 +108,7 @@ def integrated_gradients(
     return Attribution(tokens, offsets, scores, names[column], gap)
 
 
-def _row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple[Window, dict[str, np.ndarray]]:
+def probed_row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple[Window, dict[str, np.ndarray]]:
     """Return the single row of the text and the model's arguments."""
     if not isinstance(classifier, TextClassificationPipeline):
         raise TypeError(f"classifier is {type(classifier).__name__}, expected a text-classification pipeline")
@@ -134,7 +134,7 @@ def _baseline_ids(classifier: Pipeline, window: Window) -> np.ndarray:
     return np.where(special, window.ids, padding)[None]
 
 
-class _Probe:
+class Probe:
     """A copy of a model whose embeddings can be read and replaced; weights are shared with the original."""
 
     def __init__(self, model: Any):
@@ -150,7 +150,7 @@ class _Probe:
             seen.append(self._embed(run, inputs))
             return seen[-1]
 
-        scores = self._scores(read, arrays)
+        scores = self.scores(read, arrays)
         return kernels.to_host(value_of(seen[0])).astype(np.float64), kernels.to_host(scores)[0].astype(np.float64)
 
     def gradients(self, arrays: Mapping[str, np.ndarray], points: np.ndarray, column: int) -> np.ndarray:
@@ -163,12 +163,12 @@ class _Probe:
                 made = np.ascontiguousarray(points.reshape(like.shape), kernels.to_host(like).dtype)
                 return tape.leaf("points", run.to_backend(made))
 
-            scores = self._scores(leaf, rows)
+            scores = self.scores(leaf, rows)
         seed = np.zeros(scores.value.shape, kernels.to_host(scores.value).dtype)
         seed[:, column] = 1
         found = tape.gradients(scores, kernels.to_backend(seed))["points"]
         return kernels.to_host(found).astype(np.float64).reshape(points.shape).sum(axis=0)
 
-    def _scores(self, embeddings: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    def scores(self, embeddings: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         self._encoder.embeddings = embeddings
         return self._model(**arrays).logits

@@ -108,8 +108,8 @@ class GLiNER(Extractor):
 
     def __init__(self, model: GLiNERModel, tokenizer: Any):
         self.model, self.tokenizer = model, tokenizer
-        spec, self._reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
-        self._lengths = self._reader.max_tokens, self._reader.max_tokens, 2, "tokenizer"
+        spec, self.reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
+        self._lengths = self.reader.max_tokens, self.reader.max_tokens, 2, "tokenizer"
         known = tokenizer.convert_tokens_to_ids(spec.ent_token)
         if known != spec.class_token:
             raise ValueError(f"class_token_index is {spec.class_token}, expected {known}, the id of {spec.ent_token!r}")
@@ -229,7 +229,7 @@ class GLiNER(Extractor):
             words = list(islice(split_words(text), most)) if names else []
             rows.append(TextRow(text, words, list(names), PromptedText([], [], [], False)))
             if words:
-                (rows[-1].read,) = self._reader.read([[text[slice(*word)] for word in words]], [list(names.values())])
+                (rows[-1].read,) = self.reader.read([[text[slice(*word)] for word in words]], [list(names.values())])
         return [(row, row.read.was_cut) for row in rows]
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
@@ -245,11 +245,11 @@ class GLiNER(Extractor):
     @property
     def max_seq_length(self) -> int:
         """The length that labels and text together are cut to, in tokens; None sets the model's."""
-        return self._reader.max_tokens
+        return self.reader.max_tokens
 
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
-        self._reader.max_tokens = sequence_length(value, *self._lengths)
+        self.reader.max_tokens = sequence_length(value, *self._lengths)
 
     def _checked_labels(self, labels: Any, texts: int | None) -> Iterable[Mapping[str, str]]:
         sets, marks = label_sets(labels, texts), (self.model.gliner.ent_token, self.model.gliner.sep_token)

@@ -161,9 +161,9 @@ class GLiNER2(Extractor):
         return list(chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, lambda count: None)))
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[SchemaRow, bool]]:
-        return [self._row(*each, how.cutting.max_length) for each in texts]
+        return [self.token_row(*each, how.cutting.max_length) for each in texts]
 
-    def _row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:
+    def token_row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:
         """Return the tokens of a text after its schema, and whether it was cut."""
         text = text if text.endswith((".", "!", "?")) else f"{text}."
         words, (choices, of_fields) = [match.span() for match in WORD.finditer(text)], schema.prefix()

@@ -19,14 +19,7 @@ from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole, update_json
-from bertcore.tasks.folder import (
-    MODULES_NAME,
-    TRANSFORMER_NAMES,
-    Module,
-    Routes,
-    module_entries,
-    read_routes,
-)
+from bertcore.tasks.folder import MODULES_NAME, TRANSFORMER_NAMES, Module, Routes, module_entries, read_routes
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex

@@ -227,7 +227,7 @@ class StaticModelPipeline:
             for number, pair in enumerate(self.layers)
             for name, part in zip(("weight", "bias"), pair, strict=True)
         }
-        tokenizer = model.tokenizer._backend.to_str()
+        tokenizer = model.tokenizer.backend_tokenizer.to_str()
         _write(made_folder(folder), config, model.model.tensors(), tokenizer, {HEAD_NAME: parts})
 
 
@@ -247,7 +247,7 @@ def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | Non
 
     Special tokens are removed, except the padding and unknown tokens; no special tokens are added to texts.
     """
-    parts = json.loads(tokenizer._backend.to_str())
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
     own, kind = parts["model"], parts["model"]["type"]
     before, after = _special_ids(tokenizer)
     is_list = isinstance(own["vocab"], list)
@@ -287,7 +287,7 @@ def _add(words: list[str], parts: dict[str, Any], tokenizer: Any, new: dict[str,
     """Add words and phrases to a tokenizer's parts; return the original ids of each."""
     if words and parts["model"]["type"] != "WordPiece":
         raise ValueError(f"vocabulary is given with a {parts['model']['type']} tokenizer, expected one of WordPiece")
-    backend, rows, phrases = tokenizer._backend, [], set()
+    backend, rows, phrases = tokenizer.backend_tokenizer, [], set()
     for word in words:
         plain = backend.normalizer.normalize_str(word).strip() if backend.normalizer else word.strip()
         pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(plain)]

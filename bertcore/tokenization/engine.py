@@ -117,7 +117,7 @@ class Engine:
             return self.plain
         found = self._copies.get(truncation)
         if found is None:
-            found = _copy(self.plain)
+            found = copied(self.plain)
             options = {"strategy": truncation.strategy, "direction": truncation.side}
             found.enable_truncation(truncation.max_length, stride=truncation.stride, **options)
             if len(self._copies) >= MOST_COPIES:
@@ -167,7 +167,7 @@ def _expressions(tokenizer: "tokenizers.Tokenizer | None") -> str:
     return f"; its regular expressions are {', '.join(found):.200}" if found else ""
 
 
-def _copy(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
+def copied(tokenizer: "tokenizers.Tokenizer") -> "tokenizers.Tokenizer":
     """Copy a tokenizer over the same vocabulary in memory (deepcopy would write and read it as JSON)."""
     copy = type(tokenizer)(tokenizer.model)
     for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):

@@ -158,7 +158,7 @@ class Tokenizer(Vocabulary):
 
     def num_special_tokens_to_add(self, pair: bool = False) -> int:
         """Return the number of special tokens that go around a text, or around a pair of texts."""
-        return self._backend.num_special_tokens_to_add(pair)
+        return self.backend_tokenizer.num_special_tokens_to_add(pair)
 
     def pad(
         self,
@@ -223,7 +223,7 @@ class Tokenizer(Vocabulary):
             **family.defaults,
             **settings.options,
             **settings.entities,
-            **options_of(self._backend),
+            **options_of(self.backend_tokenizer),
             **self.special_tokens_map,
             "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
             "model_input_names": self.model_input_names,
@@ -237,7 +237,7 @@ class Tokenizer(Vocabulary):
         if extra := [token for token in self.all_special_tokens if token not in named]:
             config["extra_special_tokens"] = extra
         text = json.dumps(config, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        return {TOKENIZER_JSON: self._backend.to_str(pretty=True), TOKENIZER_CONFIG_NAME: text}
+        return {TOKENIZER_JSON: self.backend_tokenizer.to_str(pretty=True), TOKENIZER_CONFIG_NAME: text}
 
     def _limits(self, options: CallOptions, *, pair: bool) -> tuple[Truncation | None, Padding]:
         """Return how a call cuts and pads its rows. Raises ValueError if padding lacks a pad token."""

@@ -42,21 +42,21 @@ class Vocabulary:
 
     def __init__(self, built: "Built", settings: TokenizerSettings):
         backend, special = built.backend, built.special_tokens
-        self._backend = backend
+        self.backend_tokenizer = backend
         self._take_special(special, built.extra_special_tokens)
         self.clean_up_tokenization_spaces = bool(settings.options.get("clean_up_tokenization_spaces"))
         self._may_clean_up = built.family.cleans_up_bpe or type(backend.model).__name__ != "BPE"
 
     def _take_special(self, special: Mapping[str, str], extra: Iterable[str]) -> None:
         """Take the special tokens by name and those without one; the backend has them."""
-        self._engine = Engine(self._backend)
+        self._engine = Engine(self.backend_tokenizer)
         self.special_tokens_map = dict(special)
         for name in (*SPECIAL_TOKEN_NAMES, *special):
             token = special.get(name)
             setattr(self, name, token)
-            setattr(self, f"{name}_id", None if token is None else self._backend.token_to_id(token))
+            setattr(self, f"{name}_id", None if token is None else self.backend_tokenizer.token_to_id(token))
         self.all_special_tokens = list(dict.fromkeys([*special.values(), *extra]))
-        self.all_special_ids = [self._backend.token_to_id(token) for token in self.all_special_tokens]
+        self.all_special_ids = [self.backend_tokenizer.token_to_id(token) for token in self.all_special_tokens]
 
     def add_tokens(self, new_tokens: str | list[str], special_tokens: bool = False) -> int:
         """Add tokens that the vocabulary lacks, with new ids at its end, and return their number.
@@ -78,7 +78,7 @@ class Vocabulary:
                 raise ValueError(f"new_tokens[{place}] is empty, expected at least one character")
         checks.boolean("special_tokens", special_tokens)
         before = len(self)
-        (self._backend.add_special_tokens if special_tokens else self._backend.add_tokens)(tokens)
+        (self.backend_tokenizer.add_special_tokens if special_tokens else self.backend_tokenizer.add_tokens)(tokens)
         self._take_special(self.special_tokens_map, [*self.all_special_tokens, *(texts if special_tokens else ())])
         return len(self) - before
 
@@ -152,12 +152,12 @@ class Vocabulary:
         """Return the id of a token, or a list of them; unk_token_id for unknown tokens."""
         if not isinstance(tokens, str):
             return [self.convert_tokens_to_ids(token) for token in each_of("tokens", tokens, "strings")]
-        found = self._backend.token_to_id(tokens)
+        found = self.backend_tokenizer.token_to_id(tokens)
         return self.unk_token_id if found is None else found
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Return the text that tokens stand for."""
-        tokens, decoder = check_strings("tokens", tokens), self._backend.decoder
+        tokens, decoder = check_strings("tokens", tokens), self.backend_tokenizer.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(tokens)
 
     def get_special_tokens_mask(self, token_ids: Any) -> list[int]:
@@ -167,30 +167,30 @@ class Vocabulary:
 
     def get_added_vocab(self) -> dict[str, int]:
         """Return the added tokens with their ids."""
-        added = sorted(self._backend.get_added_tokens_decoder().items())
+        added = sorted(self.backend_tokenizer.get_added_tokens_decoder().items())
         return {token.content: number for number, token in added}
 
     def get_vocab(self) -> dict[str, int]:
         """Return every token, added ones included, with its id."""
-        return self._backend.get_vocab(with_added_tokens=True)
+        return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     @property
     def vocab_size(self) -> int:
         """The size of the vocabulary without added tokens; `len(tokenizer)` counts them."""
-        return self._backend.get_vocab_size(with_added_tokens=False)
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=False)
 
     def __len__(self) -> int:
-        return self._backend.get_vocab_size(with_added_tokens=True)
+        return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
     def __bool__(self) -> bool:
         return True
 
     def __repr__(self) -> str:
-        model = type(self._backend.model).__name__
+        model = type(self.backend_tokenizer.model).__name__
         return f"Tokenizer({model}, vocab_size={len(self)}, model_max_length={self.model_max_length})"
 
     def _token(self, number: int, where: str) -> str:
-        token = self._backend.id_to_token(int(number)) if 0 <= number < 2**32 else None
+        token = self.backend_tokenizer.id_to_token(int(number)) if 0 <= number < 2**32 else None
         if token is None:
             raise ValueError(f"token id {number}{where} is not in the vocabulary (0 to {len(self) - 1})")
         return token

@@ -73,7 +73,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
         OSError: if the system does not report the memory of a process (Linux does).
         RuntimeError: if a step failed, with the message.
     """
-    model = _model_of(config)
+    model = model_of(config)
     longest = model.spec.longest_sequence
     if longest is not None and length > longest:
         raise ValueError(f"length is {length}, and the model takes {longest} tokens")
@@ -85,7 +85,7 @@ def training_cost(config: Mapping[str, Any], batch: int, length: int) -> Trainin
     return TrainingCost(megabytes, megabytes, 2 * megabytes, kept, checkpointed, *rates)
 
 
-def _model_of(config: Mapping[str, Any]) -> Any:
+def model_of(config: Mapping[str, Any]) -> Any:
     """Return the model, without values."""
     from bertcore.models.architectures import models_of
 
@@ -136,7 +136,7 @@ def _measure(before: float, config: Mapping[str, Any], batch: int, length: int, 
     from bertcore.gradients import value_and_grad
     from bertcore.training.optimizers import AdamW, clip_grad_norm
 
-    model = type(_model_of(config)).from_config(config)
+    model = type(model_of(config)).from_config(config)
     model.encoder.layers = model.encoder.layers[:layers]
     if again:
         model.gradient_checkpointing_enable()

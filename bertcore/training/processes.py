@@ -107,7 +107,7 @@ class Processes:
             return
         for dtype in dict.fromkeys(array.dtype for array in arrays):
             same = [array for array in arrays if array.dtype == dtype]
-            for bucket in _buckets(same, BUCKET):
+            for bucket in buckets_of(same, BUCKET):
                 size, exchange = sum(part.size for part in bucket), self._exchange(bucket[0])
                 width = -(-size // self.count)  # elements that a process adds up
                 given, taken = (buffer[: width * self.count] for buffer in self._two_buffers(bucket[0]))
@@ -185,7 +185,7 @@ def _end_all_after(
     processes.end_all()
 
 
-def _buckets(arrays: Sequence[Array], most: int) -> list[list[Array]]:
+def buckets_of(arrays: Sequence[Array], most: int) -> list[list[Array]]:
     """Return the arrays in groups of at most `most` elements; a larger array is cut into views."""
     buckets: list[list[Any]] = [[]]
     left = most

@@ -82,11 +82,11 @@ def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> Re
     num_heads = checks.integer_number("num_heads", num_heads, minimum=1)
     last = checks.integer_number("longest", longest, minimum=1) - 1
     dtype = checks.floating_dtype("dtype", dtype)
-    bias = -np.arange(last + 1)[:, None] * _alibi_slopes(num_heads)
+    bias = -np.arange(last + 1)[:, None] * alibi_slopes(num_heads)
     return RelativePositions(np.abs(np.arange(-last, last + 1, dtype=np.int32)), position_bias=bias.astype(dtype))
 
 
-def _alibi_slopes(num_heads: int) -> np.ndarray:
+def alibi_slopes(num_heads: int) -> np.ndarray:
     below = 1 << (num_heads.bit_length() - 1)
     slopes = 2.0 ** (-8 * np.arange(1, below + 1) / below)
     between = 2.0 ** (-8 * np.arange(1, 2 * below + 1, 2) / (2 * below))

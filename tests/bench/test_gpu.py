@@ -121,9 +121,9 @@ def test_the_command_ends_at_once_without_an_answer_or_a_csv(monkeypatch, csv, t
 
 def test_a_gpu_that_answers_with_errors_is_given_up(monkeypatch, capsys):
     with driverless(emulated=False):
-        assert worker._is_usable(None)
+        assert worker.is_usable(None)
         monkeypatch.setattr(cupy.cuda.runtime, "deviceSynchronize", lambda: 1 / 0)
-        assert not worker._is_usable(None)
+        assert not worker.is_usable(None)
     assert "the GPU is given up: ZeroDivisionError" in capsys.readouterr().err
 
 

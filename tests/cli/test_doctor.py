@@ -62,7 +62,7 @@ def test_amx_is_listed(monkeypatch, source):
     monkeypatch.setattr(binding, "get_host_cpu_features", lambda: dict.fromkeys(names, source == "llvm"))
     flags = "fpu amx_bf16 avx512f amx_tile amx_int8" if source == "linux" else "fpu"
     monkeypatch.setattr(doctor, "cpu_info", lambda key: flags if key == "flags" else "a CPU")
-    shown = dict(doctor._cpu(None))["features"].split()
+    shown = dict(doctor.cpu_rows(None))["features"].split()
     assert [name for name in shown if name.startswith("amx")] == ([] if source == "neither" else names)
 
 
@@ -91,19 +91,19 @@ def test_without_numba_the_rest_is_reported(monkeypatch, capsys):
 
 def test_backends_are_tried_and_not_only_imported(monkeypatch):
     monkeypatch.setattr(kernels, "softmax", lambda input, dim: np.full((2, 4), 0.3))
-    assert "expected 0.25" in doctor._problem("numpy")
+    assert "expected 0.25" in doctor.backend_problem("numpy")
 
     def broken(input, dim):
         raise OSError("a library is missing")
 
     monkeypatch.setattr(kernels, "softmax", broken)
-    assert doctor._problem("numpy") == "OSError: a library is missing"
+    assert doctor.backend_problem("numpy") == "OSError: a library is missing"
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 def test_a_gpu_without_cublaslt(monkeypatch):
     with driverless():
-        assert doctor._problem("cupy") is None
+        assert doctor.backend_problem("cupy") is None
 
     def missing(name):
         raise pathfinder.DynamicLibNotFoundError(name)
@@ -111,7 +111,7 @@ def test_a_gpu_without_cublaslt(monkeypatch):
     with driverless() as gpu:  # anew: a product that was computed once is not planned again
         gpu.runtime._cublaslt_path = None
         monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", missing)
-        assert "multiplies by cuBLASLt, which is not installed" in doctor._problem("cupy")
+        assert "multiplies by cuBLASLt, which is not installed" in doctor.backend_problem("cupy")
 
 
 def test_gpu_without_cupy(monkeypatch, tmp_path):
@@ -119,9 +119,9 @@ def test_gpu_without_cupy(monkeypatch, tmp_path):
     tool.write_text("#!/bin/sh\necho 'NVIDIA H200, 580.1'\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert doctor._gpu("no cupy") == [("devices", "NVIDIA H200, 580.1")]
+    assert doctor.gpu_rows("no cupy") == [("devices", "NVIDIA H200, 580.1")]
     monkeypatch.setenv("PATH", "")
-    assert "none found" in doctor._gpu("no cupy")[0][1]
+    assert "none found" in doctor.gpu_rows("no cupy")[0][1]
 
 
 @pytest.fixture(autouse=True)

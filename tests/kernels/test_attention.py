@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import RelativePositions, alibi_positions, attention, bucketed_distances, linear, prepare_weight
-from bertcore.kernels.attention.positions import _alibi_slopes
+from bertcore.kernels.attention.positions import alibi_slopes
 from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.program import Program
 from tests.kernels import oracles
@@ -126,8 +126,8 @@ def test_bfloat16_rounds_what_is_multiplied():
 
 
 def test_slopes_of_alibi():
-    np.testing.assert_array_equal(_alibi_slopes(8), 0.5 ** np.arange(1, 9))
-    np.testing.assert_array_equal(_alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
+    np.testing.assert_array_equal(alibi_slopes(8), 0.5 ** np.arange(1, 9))
+    np.testing.assert_array_equal(alibi_slopes(6), [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3])
     table = alibi_positions(2, 3)
     np.testing.assert_array_equal(table.distance_rows, [2, 1, 0, 1, 2])
     assert_close(table.position_bias, -np.arange(3)[:, None] * np.array([2.0**-4, 2.0**-8]))

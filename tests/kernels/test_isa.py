@@ -82,7 +82,7 @@ def test_doctor_explains_the_use_of_amx(machine, monkeypatch, settings, target, 
     if target:
         monkeypatch.setattr(config, "CPU_NAME", target)
     monkeypatch.setattr(_numba, "LEVEL", isa._choose_level())
-    assert dict(doctor._cpu(None))["AMX"] == expected
+    assert dict(doctor.cpu_rows(None))["AMX"] == expected
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ class FamilyCase:
         """The tasks that the family has a head for; PreTraining unless that is MaskedLM under another name."""
         models = models_of(self.config)
         known = [task for task in TASKS if f"AutoModelFor{task}" in models and task not in self.elsewhere]
-        if "PreTraining" in known and tuple(models["AutoModelForPreTraining"]._tasks) == ("masked_lm",):
+        if "PreTraining" in known and tuple(models["AutoModelForPreTraining"].tasks) == ("masked_lm",):
             known.remove("PreTraining")
         return tuple(known)
 

@@ -31,8 +31,8 @@ def test_a_process_that_compiled_is_replaced(monkeypatch):
     """Its resident memory would include the compiler's."""
     workers = [FakeWorker(True), FakeWorker(False)]
     started = iter(workers)
-    monkeypatch.setattr(cost, "_started", lambda name: next(started))
-    with cost._warm_worker(cost.Member("bert", CONFIG), {}) as worker:
+    monkeypatch.setattr(cost, "started_worker", lambda name: next(started))
+    with cost.warm_worker(cost.Member("bert", CONFIG), {}) as worker:
         assert worker is workers[1] and workers[0].closed and not worker.closed
     assert worker.closed
 
@@ -47,7 +47,7 @@ def test_models_pass_in_turns(monkeypatch):
 
     workers = {"a": FakeWorker(False, turns("a", [3.0, 1.0, 2.0])), "b": FakeWorker(False, turns("b", [5.0, 5.0, 8.0]))}
     monkeypatch.setattr(cost, "ROUNDS", 3)
-    monkeypatch.setattr(cost, "_started", workers.__getitem__)
+    monkeypatch.setattr(cost, "started_worker", workers.__getitem__)
     first, second = cost.pass_costs([cost.Member(name, CONFIG) for name in workers], 1, 4)
     assert order == ["a", "b"] * 3
     assert (first.latency, second.latency) == (2.0, 5.0) and first.seconds == (3.0, 1.0, 2.0)
@@ -65,12 +65,12 @@ def test_a_larger_model_takes_more(monkeypatch):
 
 def test_a_process_that_fails_is_told():
     config = CONFIG | {"num_attention_heads": 3, "vocab_size": 0}
-    with pytest.raises(RuntimeError, match=r"odd cannot be measured: \w+"), cost._started("odd") as worker:
+    with pytest.raises(RuntimeError, match=r"odd cannot be measured: \w+"), cost.started_worker("odd") as worker:
         worker.ask({"config": config, "folder": None, "batch": 1, "length": 2, "backend": "numpy"})
 
 
 @pytest.mark.parametrize("name", runnable())
 def test_every_family_passes(name):
-    passes = cost._passes(tiny_config(name), None, 2, 7, "numpy")
+    passes = cost.timed_passes(tiny_config(name), None, 2, 7, "numpy")
     assert next(passes) is False
     assert np.isfinite(next(passes))

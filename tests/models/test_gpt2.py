@@ -195,8 +195,8 @@ def test_texts_end(cpu_backend):
 def test_a_config_that_names_no_end_means_gpt2s():
     """The default is as in transformers; the last word of a larger vocabulary is an added token."""
     config = {key: value for key, value in CONFIG.items() if key != "eos_token_id"}
-    assert generation._ends(AutoModelForCausalLM(config), None) == [50256]
-    assert generation._ends(AutoModelForCausalLM(config | {"eos_token_id": None}), None) == []
+    assert generation.end_tokens(AutoModelForCausalLM(config), None) == [50256]
+    assert generation.end_tokens(AutoModelForCausalLM(config | {"eos_token_id": None}), None) == []
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForSequenceClassification, pipeline, use_backend
-from bertcore.tasks.attribution import _Probe, _row, attention_rollout, integrated_gradients
+from bertcore.tasks.attribution import Probe, attention_rollout, integrated_gradients, probed_row
 from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head
 from tests.tiny_families import drawn_anew, tiny_config
@@ -52,15 +52,15 @@ def test_the_sum_of_integrated_gradients_is_the_difference_of_scores(classify):
 
 def test_gradients_are_those_of_finite_differences(classify):
     """With one step: the gradient at the midpoint, times the way."""
-    _, arrays = _row(classify, TEXTS[3], {})
-    probe = _Probe(classify.model)
+    _, arrays = probed_row(classify, TEXTS[3], {})
+    probe = Probe(classify.model)
     here, _ = probe.embeddings(arrays)
     gradient = probe.gradients(arrays, here[None], 1)
     rng = np.random.default_rng(0)
     for _ in range(5):
         way = rng.normal(size=here.shape)
         ends = [here + sign * 1e-5 * way for sign in (1, -1)]
-        above, below = (probe._scores(lambda run, inputs, end=end: end, arrays)[0, 1] for end in ends)
+        above, below = (probe.scores(lambda run, inputs, end=end: end, arrays)[0, 1] for end in ends)
         assert (gradient * way).sum() == pytest.approx((above - below) / 2e-5, rel=1e-5)
 
 

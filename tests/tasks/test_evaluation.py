@@ -153,7 +153,7 @@ def test_an_answer_at_the_last_rank_counts():
     """Also where 1 / rank * rank is below 1."""
     corpus = {f"{number:03}": "text" for number in range(60)}
     made = InformationRetrievalEvaluator({"q": "?"}, corpus, {"q": ["048"]}, mrr_at_k=[48, 49])
-    found = made._of_hits(np.arange(60)[None] == 48)
+    found = made.of_hits(np.arange(60)[None] == 48)
     assert found["mrr@48"] == 0 and found["mrr@49"] == 1 / 49
 
 

@@ -35,7 +35,7 @@ def model(folder):
 
 def batch_of(model, texts=TEXTS[:3], labels=LABELS):
     words = [[text[slice(*word)] for word in split_words(text)] for text in texts]
-    return as_batch(model._reader.read(words, [labels] * len(texts)), 0)
+    return as_batch(model.reader.read(words, [labels] * len(texts)), 0)
 
 
 def test_backends_and_precisions_agree(folder, model):

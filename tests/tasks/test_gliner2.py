@@ -80,7 +80,7 @@ def test_batches_precisions_and_files_agree(model, folder, tmp_path):
     same(model.batch_extract(TEXTS, [schema] * len(TEXTS), batch_size=1, **SHOWN), found)
     model.save_pretrained(tmp_path)
     assert GLiNER2.from_pretrained(tmp_path).batch_extract(TEXTS, schema, **SHOWN) == found
-    row = [model._row(TEXTS[1], schema, None)[0].arrays]
+    row = [model.token_row(TEXTS[1], schema, None)[0].arrays]
     arrays = {name: np.array([each[name] for each in row]) for name in row[0]}
     expected = model.model(**arrays).logits[0]
     for dtype in ("bfloat16", "int8"):

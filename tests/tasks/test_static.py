@@ -44,8 +44,8 @@ def test_rows_are_the_means_of_single_tokens(tmp_path, family):
     table = made.model.table
     known = json.loads((tmp_path / "static" / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     names = list(known) if isinstance(known, dict) else [name for name, _ in known]
-    assert len(table) == len(names) < len(json.loads(encoder.tokenizer._backend.to_str())["model"]["vocab"])
-    backend = encoder.tokenizer._backend
+    assert len(table) == len(names) < len(json.loads(encoder.tokenizer.backend_tokenizer.to_str())["model"]["vocab"])
+    backend = encoder.tokenizer.backend_tokenizer
     for number in range(0, len(names), 5):
         row = encoder.tokenizer("the")["input_ids"]
         row = [row[0], backend.token_to_id(names[number]), row[-1]]
@@ -76,7 +76,7 @@ def test_components_and_weights(encoder, tmp_path):
 def test_words_and_phrases_are_added(encoder, tmp_path):
     made = distill_static(encoder, tmp_path, vocabulary=["Snowman", "the cat", "cat", " "], quantize_to="float32")
     rows = made.tokenizer(["the cat snowman cat"], add_special_tokens=False)["input_ids"][0]
-    names = made.tokenizer._backend
+    names = made.tokenizer.backend_tokenizer
     assert [names.id_to_token(row) for row in rows] == ["the cat", "snowman", "cat"]
     assert made.encode(["the cat"]).shape == (1, made.embedding_dimension)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.tokenization import AutoTokenizer
-from bertcore.tokenization.engine import _copy
+from bertcore.tokenization.engine import copied
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE, FAMILIES
 from bertcore.tokenization.settings import GENERIC_CLASSES
 from tests.refusals import refuses
@@ -91,14 +91,14 @@ class TestFamilies:
         assert sorted(file.rsplit("/")[-1] for file in files) == ["tokenizer.json", "tokenizer_config.json"]
         assert sorted(map(str, (tmp_path / "saved" / "deeper").iterdir())) == sorted(files)
         again = load(tmp_path / "saved" / "deeper")
-        assert again._backend.to_str() == tokenizer._backend.to_str()
-        names = set(vars(tokenizer)) - {"_backend", "_engine", "_settings", "_family"}
+        assert again.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+        names = set(vars(tokenizer)) - {"backend_tokenizer", "_engine", "_settings", "_family"}
         assert {name: getattr(again, name) for name in names} == {name: getattr(tokenizer, name) for name in names}
         assert again._family is tokenizer._family or family[0] in WORD_PIECE
 
     def test_copies_for_truncation_and_other_processes(self, family):
         tokenizer = load(family[1])
-        assert _copy(tokenizer._backend).to_str() == tokenizer._backend.to_str()
+        assert copied(tokenizer.backend_tokenizer).to_str() == tokenizer.backend_tokenizer.to_str()
         again = pickle.loads(pickle.dumps(tokenizer))
         assert again(HARD_TEXTS) == tokenizer(HARD_TEXTS) and type(again) is type(tokenizer)
 
@@ -117,7 +117,7 @@ class TestByteBpe:
         again = load(roberta, add_prefix_space=True)
         assert again("the").tokens() == ["<s>", "Ġthe", "</s>"]
         (roberta / "tokenizer.json").unlink()
-        assert again._backend.to_str() == load(roberta, add_prefix_space=True)._backend.to_str()
+        assert again.backend_tokenizer.to_str() == load(roberta, add_prefix_space=True).backend_tokenizer.to_str()
 
     def test_words(self, roberta):
         words = ["the", "values", "the"]

@@ -110,7 +110,7 @@ def both(request, folders):
 
 
 def backend_json(tokenizer):
-    backend = getattr(tokenizer, "backend_tokenizer", None) or tokenizer._backend
+    backend = tokenizer.backend_tokenizer
     parts = json.loads(backend.to_str())
     return parts | {"truncation": None, "padding": None}  # transformers' stay as its last call set them
 

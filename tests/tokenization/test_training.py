@@ -59,7 +59,7 @@ def test_transformers_loads_it(trained, tmp_path):
 
 
 def digest(tokenizer):
-    return hashlib.sha256(tokenizer._backend.to_str().encode()).hexdigest()
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "bpe"])

@@ -16,7 +16,7 @@ SIX_LAYERS = {**CONFIG, "num_hidden_layers": 6, "hidden_size": 96, "num_attentio
 @pytest.mark.slow
 def test_weights_gradients_and_moments():
     found = cost.training_cost({**CONFIG, "num_hidden_layers": 1}, 2, 7)
-    model = cost._model_of({**CONFIG, "num_hidden_layers": 1})
+    model = cost.model_of({**CONFIG, "num_hidden_layers": 1})
     assert found.weights == found.gradients == found.moments / 2 == 4 * model.num_parameters() / 1e6
     assert found.tokens_per_second == 14 / found.kept.seconds
 

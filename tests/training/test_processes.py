@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, load_model, use_backend
-from bertcore.training.processes import Processes, _buckets
+from bertcore.training.processes import Processes, buckets_of
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.processes import ROOT, environment, start_python
 from tests.tiny_bert import CONFIG, random_texts
@@ -174,7 +174,7 @@ def test_one_process_alone():
 @pytest.mark.parametrize("shapes", [[], [()], [(0,)], [(3,), (2, 5)], [(17,)], [(1, 40)], [(7, 3, 2), (13, 1), (1,)]])
 def test_buckets_hold_every_element_once(shapes):
     arrays = [np.zeros(shape) for shape in shapes]
-    buckets = _buckets(arrays, 8)
+    buckets = buckets_of(arrays, 8)
     for bucket in buckets:
         assert 0 < sum(piece.size for piece in bucket) <= 8
         for piece in bucket:

@@ -99,7 +99,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
     `entity_logits`.
     """
 
-    _tasks = ("masked_lm", "masked_entities")
+    tasks = ("masked_lm", "masked_entities")
     _targets = ("labels", "entity_labels", "entity_sample")
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
@@ -141,7 +141,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
 class LukeForEntityClassification(AutoModelForEntityClassification):
     """LUKE's AutoModelForEntityClassification, which classifies the first entity of each sequence."""
 
-    _tasks = ("entity_classification",)
+    tasks = ("entity_classification",)
     _targets = ("labels",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
@@ -171,7 +171,7 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
 class LukeForEntityPairClassification(LukeForEntityClassification, AutoModelForEntityPairClassification):
     """LUKE's AutoModelForEntityPairClassification, which classifies the first two entities of each sequence."""
 
-    _tasks = ("entity_pair_classification",)
+    tasks = ("entity_pair_classification",)
 
 
 class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
@@ -180,7 +180,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
     As in transformers, the mean binary cross entropy covers all columns, including padding.
     """
 
-    _tasks = ("entity_span_classification",)
+    tasks = ("entity_span_classification",)
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return EntityClassifier(spec, self.spec, self.config.num_labels, 3)

@@ -99,7 +99,7 @@ class InformationRetrievalEvaluator(Evaluator):
         found = {
             f"{name}_{metric}": value
             for name, hits in self._hits(model, corpus_model or model, functions).items()
-            for metric, value in self._of_hits(hits).items()
+            for metric, value in self.of_hits(hits).items()
         }
         ndcg = f"ndcg@{max(self.at_k['ndcg'])}"
         best = best or max(functions, key=lambda name: found[f"{name}_{ndcg}"])
@@ -128,7 +128,7 @@ class InformationRetrievalEvaluator(Evaluator):
             hits[name] = np.array(right, bool)
         return hits
 
-    def _of_hits(self, hits: np.ndarray) -> Metrics:
+    def of_hits(self, hits: np.ndarray) -> Metrics:
         answers = np.array([len(self.relevant_docs[query]) for query in self.queries_ids])
         ranks = np.arange(1, hits.shape[1] + 1)
         gains = hits / np.log2(ranks + 1)

@@ -127,7 +127,7 @@ class TokenClassificationPipeline(Pipeline):
 
     def _is_subword(self, text: str, token: str, start: int, end: int) -> bool:
         """Return whether a token continues a word: by WordPiece's prefix, or by the spaces around it."""
-        if getattr(self.tokenizer._backend.model, "continuing_subword_prefix", None):
+        if getattr(self.tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None):
             return len(token) != end - start
         return start > 0 and " " not in text[start - 1 : start + 1]
 

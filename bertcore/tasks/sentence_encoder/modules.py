@@ -242,5 +242,6 @@ class StaticModel:
 
 def unknown_id(tokenizer: Any) -> int | None:
     """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
-    model = json.loads(tokenizer._backend.to_str())["model"]
-    return tokenizer._backend.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")
+    backend = tokenizer.backend_tokenizer
+    model = json.loads(backend.to_str())["model"]
+    return backend.token_to_id(model["unk_token"]) if model.get("unk_token") else model.get("unk_id")

@@ -186,14 +186,14 @@ class SoftTargets(Term):
             kind = model.config.get("problem_type")
             if kind in ("regression", "multi_label_classification"):
                 raise ValueError(f"SoftTargets needs classes that exclude each other, but the {whose} is for {kind}")
-            if "replaced_tokens" in getattr(model, "_tasks", ()):
+            if "replaced_tokens" in getattr(model, "tasks", ()):
                 raise ValueError(f"SoftTargets needs classes, but the {whose} detects replaced tokens")
-            if self.labelled_only and getattr(model, "_tasks", ()) not in (("masked_lm",), ("causal_lm",)):
+            if self.labelled_only and getattr(model, "tasks", ()) not in (("masked_lm",), ("causal_lm",)):
                 kind = type(model).__name__
                 raise ValueError(f"labelled_only needs masked or causal language models, but the {whose} is {kind}")
 
     def is_of_texts(self, teacher: Any) -> bool:
-        return not TASKS_OF_TOKENS.intersection(getattr(teacher, "_tasks", ()))
+        return not TASKS_OF_TOKENS.intersection(getattr(teacher, "tasks", ()))
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
         run, options = outputs.run, {"temperature": self.temperature}
