@@ -226,16 +226,16 @@ def differentiate(
             return out, _of_parameters(model, tape.gradients(variable, seed))
         left = {parameter: None for parameter in model.parameters() if not parameter.is_frozen}
 
-        def hand_on(parameter: Any, gradient: Any) -> None:
+        def deliver(parameter: Any, gradient: Any) -> None:
             if parameter not in left:
                 raise ValueError(f"the loss depends on {parameter!r}, which is not a parameter of the model to train")
             del left[parameter]
             take(parameter, _of_trained_names(parameter, gradient))
 
-        for parameter, gradient in tape.gradients(variable, seed, hand_on).items():
-            hand_on(parameter, gradient)
+        for parameter, gradient in tape.gradients(variable, seed, deliver).items():
+            deliver(parameter, gradient)
         for parameter in list(left):
-            hand_on(parameter, xp.zeros(parameter.shape, parameter.dtype))
+            deliver(parameter, xp.zeros(parameter.shape, parameter.dtype))
         return out, Gradients()
 
 

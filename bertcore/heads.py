@@ -216,7 +216,7 @@ class LanguageModelHead(Block):
         return functional.decoded_cross_entropy(run, self._transformed(run, hidden), weight, bias, **options)
 
     @property
-    def can_go_in_chunks(self) -> bool:
+    def can_chunk_loss(self) -> bool:
         """True if `loss_in_chunks` can be used: the decoder is one linear map without an adapter."""
         return self.rest is None and self.decoder.adapter is None
 

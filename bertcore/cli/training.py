@@ -161,7 +161,7 @@ class Training(Command):
     @cached_property
     def checkpoint(self) -> Path | None:
         """The checkpoint that --resume goes on from; None without that option."""
-        return checkpoints.latest_whole(self.out) if self.resume else None
+        return checkpoints.latest_checkpoint(self.out) if self.resume else None
 
     def _folder(self) -> Path | None:
         """Return the folder of --out; None if --resume finds a finished run in it. CommandError for other files."""

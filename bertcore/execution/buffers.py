@@ -42,7 +42,7 @@ def capacities_for(tokens: int, sequences: int, *, in_training: bool) -> tuple[i
     return capacity_for(tokens, FEWEST_TOKENS), capacity_for(sequences, FEWEST_SEQUENCES)
 
 
-def offsets_behind(offsets: np.ndarray, capacity: int, last: int) -> np.ndarray:
+def padding_offsets(offsets: np.ndarray, capacity: int, last: int) -> np.ndarray:
     """Return the offsets behind those of a batch, up to the capacity: sequences of nearly one length, up to `last`."""
     return np.linspace(offsets[-1], last, capacity - len(offsets) + 1)[1:]
 
@@ -81,7 +81,7 @@ class IntegerBuffer:
         special = {"cu_seqlens": most + 1, "first_tokens": most, "last_tokens": most}
         capacities = {name: special.get(name, tokens) for name in arrays}
         last = tokens if in_training else int(offsets[-1])
-        return cls.with_capacities(run, arrays, capacities, {"cu_seqlens": offsets_behind(offsets, most + 1, last)})
+        return cls.with_capacities(run, arrays, capacities, {"cu_seqlens": padding_offsets(offsets, most + 1, last)})
 
     @classmethod
     def with_capacities(

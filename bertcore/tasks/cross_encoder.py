@@ -21,7 +21,7 @@ from bertcore.tasks.encoders import (
     EncoderPool,
     ReadingOptions,
     converted,
-    reading_whole,
+    locking_folder,
     update_json,
 )
 from bertcore.tasks.folder import (
@@ -77,7 +77,7 @@ class CrossEncoder(Encoder):
 
     _method = "predict"
 
-    @reading_whole
+    @locking_folder
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

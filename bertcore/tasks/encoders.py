@@ -35,7 +35,7 @@ from bertcore.tasks.folder import (
 )
 
 
-def reading_whole(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
+def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Decorate an encoder's constructor, so that saves into the folder that it reads wait until it has finished."""
 
     @functools.wraps(init)

@@ -18,7 +18,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, reading_whole, update_json
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, locking_folder, update_json
 from bertcore.tasks.folder import MODULES_NAME, TRANSFORMER_NAMES, Module, Routes, module_entries, read_routes
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
@@ -87,7 +87,7 @@ class SparseEncoder(PromptedReader):
         ValueError: a number is out of range.
     """
 
-    @reading_whole
+    @locking_folder
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

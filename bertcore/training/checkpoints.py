@@ -70,7 +70,7 @@ def check_whole(folder: Path) -> None:
     TrainerState.load_from_json(folder / STATE)
 
 
-def latest_whole(output_dir: str | os.PathLike) -> Path | None:
+def latest_checkpoint(output_dir: str | os.PathLike) -> Path | None:
     """Return a run's latest undamaged checkpoint, with a warning if later ones are damaged; None without any.
 
     Raises:

@@ -112,29 +112,29 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
         labels: (sequences, length), or a tuple that begins with them; -100 marks no label.
 
     Returns:
-        the most probable words, (sequences, length) int64; the surprise (negative log-probability) of the labels,
+        the most probable words, (sequences, length) int64; the surprisal (negative log-probability) of the labels,
         (sequences, length) float32, NaN without a label; then the other logits of a tuple.
     """
     logits, *others = logits if isinstance(logits, tuple) else (logits,)
     labels = labels[0] if isinstance(labels, tuple) else labels
-    surprise = np.full(labels.shape, np.nan, np.float32)
+    surprisal = np.full(labels.shape, np.nan, np.float32)
     where = np.nonzero(labels != IGNORED)
     scores = logits[where].astype(np.float64)
     scores -= scores.max(-1, keepdims=True, initial=-np.inf)
     of_label = np.take_along_axis(scores, labels[where][:, None], -1)[:, 0]
-    surprise[where] = np.log(np.exp(scores).sum(-1)) - of_label
-    return np.argmax(logits, -1), surprise, *others
+    surprisal[where] = np.log(np.exp(scores).sum(-1)) - of_label
+    return np.argmax(logits, -1), surprisal, *others
 
 
 def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return `predicted_words` of a causal model: each token is predicted at the position before it.
 
-    The first token has no prediction: its word is -100 and its surprise NaN.
+    The first token has no prediction: its word is -100 and its surprisal NaN.
     """
     logits, labels = (value[0] if isinstance(value, tuple) else value for value in (logits, labels))
-    words, surprise = predicted_words(logits[:, :-1], labels[:, 1:])
+    words, surprisal = predicted_words(logits[:, :-1], labels[:, 1:])
     first = [(0, 0), (1, 0)]
-    return np.pad(words, first, constant_values=IGNORED), np.pad(surprise, first, constant_values=np.nan)
+    return np.pad(words, first, constant_values=IGNORED), np.pad(surprisal, first, constant_values=np.nan)
 
 
 def masked_accuracy(prediction: Prediction) -> dict[str, float]:
@@ -184,10 +184,10 @@ def commonest_word(prediction: Prediction) -> dict[str, float]:
 
 
 def perplexity(prediction: Prediction) -> dict[str, float]:
-    """Return {"perplexity": exp of the mean surprise}, from what `predicted_words` or `predicted_next_words` kept."""
-    _, surprise, _ = _kept_words(prediction)
+    """Return {"perplexity": exp of the mean surprisal}, from what `predicted_words` or `predicted_next_words` kept."""
+    _, surprisal, _ = _kept_words(prediction)
     with np.errstate(over="ignore"):
-        return {"perplexity": float(np.exp(_mean(surprise)))}
+        return {"perplexity": float(np.exp(_mean(surprisal)))}
 
 
 def _share_of_words(prediction: Prediction) -> float:
@@ -196,16 +196,16 @@ def _share_of_words(prediction: Prediction) -> float:
 
 
 def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (words, surprise, labels) of all tokens with a prediction."""
+    """Return (words, surprisal, labels) of all tokens with a prediction."""
     kept, labels = prediction
     labels = labels[0] if isinstance(labels, tuple) else labels
     if not isinstance(kept, tuple) or len(kept) < 2 or np.shape(kept[0]) != np.shape(labels):
         raise ValueError(
             "predictions are not words: pass predicted_words or predicted_next_words as preprocess_logits_for_metrics"
         )
-    words, surprise = kept[:2]
-    counted = (labels != IGNORED) & ~np.isnan(surprise)
-    return words[counted], surprise[counted], labels[counted]
+    words, surprisal = kept[:2]
+    counted = (labels != IGNORED) & ~np.isnan(surprisal)
+    return words[counted], surprisal[counted], labels[counted]
 
 
 def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -35,8 +35,8 @@ from bertcore.training.safeguards import (
     PendingSteps,
     StepResult,
     TrainingDiverged,
-    keep_for_post_mortem,
     non_finite,
+    save_failed_step,
 )
 from bertcore.training.schedules import Schedule
 
@@ -115,7 +115,7 @@ class Run:
             self._loss_scale.load_state_dict(self.state.loss_scale)
         self._saved_at = self.state.global_step
 
-    def go(self, ending: list[int]) -> dict[str, float]:
+    def train(self, ending: list[int]) -> dict[str, float]:
         """Train to the end, or until `ending` holds a signal: then a checkpoint is always written. Return metrics."""
         self._check_processes()
         before = replace(self.state)
@@ -310,7 +310,7 @@ class Run:
         parts = self.processes.gathered(made.part)
         batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
         facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # again, from the same weights
-        self.processes.from_first(lambda: keep_for_post_mortem(folder, self.model, batches, facts))
+        self.processes.from_first(lambda: save_failed_step(folder, self.model, batches, facts))
         raise TrainingDiverged(
             f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; {folder} holds the "
             f"step's batches and the model {'partly after' if self.args.optim_in_backward else 'before'} the step",

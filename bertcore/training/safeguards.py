@@ -108,9 +108,7 @@ def non_finite(grads: Mapping[str, Any]) -> list[str]:
     return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
 
 
-def keep_for_post_mortem(
-    folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]
-) -> None:
+def save_failed_step(folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """Write the model before the step, its batches (batch-0.npz, ...) and the facts (failure.json)."""
 
     def fill(new: Path) -> None:

@@ -16,7 +16,7 @@ from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerState, reports_of
-from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_whole, sweep_checkpoints
+from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, sweep_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
@@ -140,7 +140,7 @@ class Trainer:
         if self.args.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         with held_back() as ending:
-            metrics = run.go(ending)
+            metrics = run.train(ending)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             self.model.load_weights(self.state.best_model_checkpoint)
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
@@ -251,7 +251,7 @@ class Trainer:
                 f"output_dir has {found[-1].name} already: resume with resume_from_checkpoint=True, or choose another "
                 "folder"
             )
-        return latest_whole(self.args.output_dir)
+        return latest_checkpoint(self.args.output_dir)
 
     def _run(self) -> Run:
         args = self.args

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, offsets_behind
+from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, padding_offsets
 from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows, split_rows
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import INTEGERS as OF_WORDS
@@ -65,8 +65,8 @@ class WordAndEntityInput(EncoderInput):
         capacities |= {"first_tokens": most, "last_tokens": most, "word_rows": words}
         capacities["entity_positions"] = capacity * mentions.shape[1]
         behind = {
-            "cu_seqlens": offsets_behind(self.cu_seqlens, most + 1, words if in_training else self.cu_seqlens[-1]),
-            "all_cu_seqlens": offsets_behind(of_all, most + 1, every if in_training else of_all[-1]),
+            "cu_seqlens": padding_offsets(self.cu_seqlens, most + 1, words if in_training else self.cu_seqlens[-1]),
+            "all_cu_seqlens": padding_offsets(of_all, most + 1, every if in_training else of_all[-1]),
             "word_rows": places[:spare],
             "entity_rows": places[spare:],
             "entity_positions": -1,

@@ -19,7 +19,7 @@ from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel
 from bertcore.passes import Pass
 from bertcore.tape import value_of
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, locking_folder
 from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, module_entries, with_prompt
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.multi_vector.modules import TokenHead, TokenRow, pool_tokens
@@ -104,7 +104,7 @@ class MultiVectorEncoder(PromptedReader):
 
     SUPPORTED_SIMILARITY_FN_NAMES = tuple(SIMILARITIES)
 
-    @reading_whole
+    @locking_folder
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,

@@ -20,7 +20,7 @@ from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, reading_whole
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, locking_folder
 from bertcore.tasks.folder import MODELS, MODULES_NAME, Module, module_entries
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
@@ -85,7 +85,7 @@ class SentenceEncoder(PromptedReader):
         ValueError: `max_seq_length` or `truncate_dim` is out of range, or the task or similarity is unknown.
     """
 
-    @reading_whole
+    @locking_folder
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
