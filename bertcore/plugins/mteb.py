@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import get_prompt_name
 from mteb.models.model_meta import ScoringFunction
@@ -54,9 +55,9 @@ class MTEBEncoder:
         options |= {"batch_size": batch_size, "show_progress_bar": show_progress_bar, "truncation": self._truncation}
         return encode([text for batch in inputs for text in batch["text"]], prompt_name=name, **options)
 
-    def similarity(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
-        """Return the model's similarities, (texts, other texts)."""
-        return self.encoder.similarity(embeddings1, embeddings2)
+    def similarity(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> torch.Tensor:
+        """Return the model's similarities, (texts, other texts); of two vectors mteb makes a number, as of a tensor."""
+        return torch.as_tensor(self.encoder.similarity(embeddings1, embeddings2))
 
     def similarity_pairwise(self, embeddings1: np.ndarray, embeddings2: np.ndarray) -> np.ndarray:
         """Return the model's similarities of corresponding rows, (texts,)."""

@@ -12,6 +12,7 @@ from tests.plugins.texts import TEXTS, close  # noqa: E402
 
 pytestmark = pytest.mark.parity
 TASKS = ["MockRetrievalTask", "MockSTSTask", "MockRerankingTask", "MockClassificationTask"]
+TASKS += ["MockSummarizationTask", "MockPairClassificationTask", "MockBitextMiningTask"]
 
 
 def main_scores(model, task):
