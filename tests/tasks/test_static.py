@@ -93,7 +93,10 @@ def test_unknown_words(encoder, tmp_path):
 
 
 def test_a_folder_without_modules(encoder, tmp_path):
-    expected = distill_static(encoder, tmp_path).encode(TEXTS)
+    made = distill_static(encoder, tmp_path)
+    expected = made.encode(TEXTS)
+    made.save_pretrained(tmp_path / "inside")
+    np.testing.assert_array_equal(SentenceEncoder(tmp_path / "inside").encode(TEXTS), expected)
     (tmp_path / "modules.json").unlink()
     np.testing.assert_array_equal(SentenceEncoder(tmp_path).encode(TEXTS), expected)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))

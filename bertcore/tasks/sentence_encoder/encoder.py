@@ -349,7 +349,9 @@ class SentenceEncoder(PromptedReader):
 
     def _save_model(self, folder: Path) -> None:
         if self.settings.is_static:
-            shutil.copytree(self.settings.model_folder, folder, dirs_exist_ok=True)
+            files = [file for file in self.settings.model_folder.iterdir() if file.is_file() and file.name[0] != "."]
+            for file in files:  # without folders: the new one may be among them
+                shutil.copyfile(file, folder / file.name)
         else:
             super()._save_model(folder)
 
