@@ -126,9 +126,14 @@ class StaticModelPipeline:
         if not model.drops_unknown:
             raise ValueError("model pools unknown words, expected SentenceEncoder(..., unknown='drop')")
         self.model, self.activation = model, activation
+        wrong = next((pair for pair in layers if not isinstance(pair, tuple | list) or len(pair) != 2), None)
+        if wrong is not None:
+            raise TypeError(f"layers has {wrong!r:.60}, expected pairs of a weight and a bias")
         self.layers = [tuple(check_numbers("layers", part).astype(np.float32) for part in pair) for pair in layers]
         width = model.embedding_dimension
         for number, (weight, bias) in enumerate(self.layers):
+            if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+                raise ValueError(f"layers[{number}] holds inf or NaN, expected finite numbers")
             checks.shape((None, width), **{f"layers[{number}][0]": weight})
             checks.shape((len(weight),), **{f"layers[{number}][1]": bias})
             width = len(weight)
@@ -145,11 +150,12 @@ class StaticModelPipeline:
         Raises CheckpointError for invalid files, and for the older pipeline.skops, which may hold code.
         """
         folder = resolve(folder, "sentence_encoder")
-        model, file = SentenceEncoder(folder, unknown="drop"), Path(folder) / HEAD_NAME
+        file = Path(folder) / HEAD_NAME
         if not file.is_file():
             older = (file.parent / "pipeline.skops").is_file()
             hint = ": model2vec.inference.convert_legacy_pipeline converts pipeline.skops, which may hold code"
             raise missing_file(file, f"has no {HEAD_NAME}{hint if older else ''}")
+        model = SentenceEncoder(folder, unknown="drop")
         own = read_json_object(file.parent / CONFIG_NAME).get("head_config")
         own = {"n_layers": 0, "activation": "identity", "classes": None} | (own if isinstance(own, dict) else {})
         weights, count = open_checkpoint(file), own["n_layers"]

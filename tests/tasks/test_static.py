@@ -245,6 +245,8 @@ def test_heads_that_do_not_fit(table, encoder, tmp_path):
         (TypeError, "model is str", ("a", layers, activation, classes)),
         (ValueError, "expected a SentenceEncoder of static embeddings", (encoder, layers, activation, classes)),
         (ValueError, "pools unknown words", (opened, layers, activation, classes)),
+        (TypeError, "layers has 3, expected pairs", (table, [3], activation, classes)),
+        (ValueError, "holds inf or NaN", (table, [(np.full((5, 7), np.nan), layers[0][1])], activation, "a")),
         (ValueError, "activation is 'relu'", (table, layers, "relu", classes)),
         (ValueError, r"layers\[0\]\[0\]", (table, layers[1:], activation, classes)),
         (ValueError, "expected 3 names, one of each output", (table, layers, activation, classes[1:])),
