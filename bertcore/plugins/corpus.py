@@ -13,6 +13,7 @@ from bertcore.tasks.texts import bounded_lines, read_lines
 TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
 KNOWN = (*TEXT, *JSON, *PARQUET)
 READ_AT_ONCE = 1024  # rows of a Parquet file
+MOST_ROWS = 1 << 31  # of a group of rows
 
 
 class RowRange(NamedTuple):
@@ -121,17 +122,28 @@ def _objects(part: RowRange) -> Iterator[Any]:
         yield Record(values, str(part.file), number)
 
 
-def _table(file: Path) -> Any:
+@contextmanager
+def _table(file: Path) -> Iterator[Any]:
+    """Return a context with a Parquet file. Raises ValueError if it is damaged."""
     try:
+        from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise ValueError(f'{file} needs pyarrow: pip install "bertcore[ray]"') from error
-    return ParquetFile(file)
+    try:
+        with ParquetFile(file) as table:
+            yield table
+    except (ArrowException, OSError, OverflowError, UnicodeDecodeError) as error:
+        problem = " ".join(f"{error}".split()).encode("unicode_escape").decode()
+        raise ValueError(f"{file} is damaged or not Parquet: {problem:.300}") from error
 
 
 def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[RowRange]:
     with _table(file) as table:
         names, count = table.schema_arrow.names, table.metadata.num_rows
+        sizes = _group_sizes(table)
+    if count != sum(sizes) or not all(0 <= size < MOST_ROWS for size in sizes):
+        raise ValueError(f"{file} is damaged: it states {count} rows, and {sum(sizes)} in its row groups")
     if column not in names:
         raise ValueError(f"--column is {column!r}, expected a column of {file}: {', '.join(names)}")
     for first in range(0, max(count, 1), rows):
@@ -143,11 +155,18 @@ def _rows_of_table(part: RowRange, column: str) -> Iterator[Any]:
 
     with _table(part.file) as table:
         group, skipped = 0, part.first
-        sizes = [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]
+        sizes = _group_sizes(table)
         while group < len(sizes) and skipped >= sizes[group]:
             skipped -= sizes[group]
             group += 1
         batches = table.iter_batches(READ_AT_ONCE, range(group, len(sizes)), columns=[column])
         values = (value for batch in batches for value in batch.column(0).to_pylist())
+        number = part.first
         for number, value in enumerate(islice(values, skipped, skipped + part.rows), part.first + 1):
             yield Record({column: value}, str(part.file), number)
+    if number < part.first + part.rows:
+        raise ValueError(f"{part.file} is damaged: it states at least {part.first + part.rows} rows, and has {number}")
+
+
+def _group_sizes(table: Any) -> list[int]:
+    return [table.metadata.row_group(number).num_rows for number in range(table.num_row_groups)]

@@ -91,6 +91,28 @@ def test_nulls_and_columns_of_parquet(tmp_path):
         list(parts_of(tmp_path / "a.parquet", 39, "body"))
 
 
+def test_damage_to_parquet_is_named(tmp_path):
+    file, rng = tmp_path / "a.parquet", np.random.default_rng(7)
+    write_parquet(file, TEXTS)
+    whole, refused = file.read_bytes(), 0
+    for number in range(60):
+        content = bytearray(whole[: rng.integers(len(whole)) if number % 3 == 0 else None])
+        for place in rng.integers(max(len(content), 1), size=number % 3):
+            content[-1 - place if number % 2 else place] ^= 1 << int(rng.integers(8))
+        file.write_bytes(content)
+        try:
+            for part in parts_of(file, 39, "text"):
+                list(texts_of(part, "text"))
+        except ValueError as error:
+            refused += 1
+            assert "a.parquet" in str(error) and "\n" not in str(error)
+    assert refused > 20
+    for values in ([[text] for text in TEXTS], [{"text": text} for text in TEXTS], range(len(TEXTS))):
+        write_parquet(file, values)
+        part = next(parts_of(file, 39, "text"))
+        refuses(ValueError, r"a\.parquet:1: 'text' is .*, expected a text", list, texts_of(part, "text"))
+
+
 def test_files_of_a_corpus(tmp_path):
     for name in ("b.txt", "a.jsonl.gz", "c.csv", "d.parquet.gz", "sub/a.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
