@@ -4,6 +4,7 @@ import base64
 import functools
 import json
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -162,6 +163,7 @@ def _template(template: str, special: Mapping[str, str]) -> list[str]:
 MOST_GROWTH = 1024  # of a text by all replacements together; published ones grow it by 18, in theory
 MOST_STEPS = 4096  # objects in one part of the file
 MOST_TRIAL_SECONDS = 0.005  # of an expression on one short text, which usually takes some microseconds
+OTHER_SCRIPTS = "\u03b1\u044f\u05d0\u0627\u0905\u0e01\u3042\u4e2d\ud55c"  # a letter of each, for classes named by \p
 MOST_SECONDS = 10.0  # of all expressions on all short texts; published ones take up to 0.05
 
 
@@ -240,11 +242,15 @@ def _is_slow(expression: str) -> bool:
     """Return whether texts that repeat a part of the expression at both ends take long.
 
     The texts grow slowly, so that exponential time shows before the library's own limit, where it prints a panic.
+    Parts are also the characters that it writes as escapes, and letters of other scripts for classes named by \\p.
     Between the ends are all letters of the expression, without which the library may skip the search.
     """
     some = expression[:1000]
     letters = "".join(dict.fromkeys(some))
-    parts = list(dict.fromkeys([*"aA1 -\n", "a ", *re.findall(r"\w{2,9}", some), *letters]))[:40]
+    codes = (int(code, 16) for code in re.findall(r"\\[xu]\{?([0-9a-fA-F]{2,6})", some))
+    escaped = [chr(code) for code in codes if code < 0xD800 or 0xDFFF < code <= sys.maxunicode]  # no surrogates
+    named = OTHER_SCRIPTS if "\\p" in some.lower() else ""
+    parts = list(dict.fromkeys([*"aA1 -\n", "a ", *named, *escaped[:12], *re.findall(r"\w{2,9}", some), *letters]))[:40]
     try:
         with library_errors():
             split = pre_tokenizers.Split(Regex(expression), "isolated")
