@@ -61,6 +61,7 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.training.callbacks import TrainerControl as TrainerControl
     from bertcore.training.callbacks import TrainerState as TrainerState
     from bertcore.training.collators import DataCollatorForLanguageModeling as DataCollatorForLanguageModeling
+    from bertcore.training.collators import DataCollatorForMultipleChoice as DataCollatorForMultipleChoice
     from bertcore.training.collators import DataCollatorForTokenClassification as DataCollatorForTokenClassification
     from bertcore.training.collators import DataCollatorWithPadding as DataCollatorWithPadding
     from bertcore.training.evaluation import EvalPrediction as EvalPrediction
@@ -98,8 +99,8 @@ _LAZY = {
         "tokenization": "AutoTokenizer",
         "training.arguments": "TrainingArguments",
         "training.callbacks": "EarlyStoppingCallback TrainerCallback TrainerControl TrainerState",
-        "training.collators": "DataCollatorForLanguageModeling DataCollatorForTokenClassification "
-        "DataCollatorWithPadding",
+        "training.collators": "DataCollatorForLanguageModeling DataCollatorForMultipleChoice "
+        "DataCollatorForTokenClassification DataCollatorWithPadding",
         "training.evaluation": "EvalPrediction",
         "training.schedules": "get_scheduler",
         "training.trainer": "Trainer",

@@ -17,6 +17,7 @@ from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback, 
 from bertcore.training.checkpoints import NotSaved
 from bertcore.training.collators import (
     DataCollatorForLanguageModeling,
+    DataCollatorForMultipleChoice,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
 )
@@ -29,9 +30,9 @@ from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [
-    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling",
-    "DataCollatorForTokenClassification", "DataCollatorWithPadding", "EarlyStoppingCallback",
-    "EvalPrediction", "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW",
-    "TrainOutput", "Trainer", "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments",
-    "TrainingDiverged", "clip_grad_norm", "get_scheduler", "objectives",
+    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling", "DataCollatorForMultipleChoice",
+    "DataCollatorForTokenClassification", "DataCollatorWithPadding", "EarlyStoppingCallback", "EvalPrediction",
+    "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW", "TrainOutput", "Trainer",
+    "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments", "TrainingDiverged", "clip_grad_norm",
+    "get_scheduler", "objectives",
 ]  # fmt: skip

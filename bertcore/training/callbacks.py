@@ -331,13 +331,22 @@ def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
 
 
 SETTINGS = "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size"
-_KINDS = {"int": int, "float": int | float, "str": str, "dict[str, Any]": dict, "list[dict[str, Any]]": list}
+_KINDS = {
+    "bool": bool,
+    "int": int,
+    "float": int | float,
+    "str": str,
+    "dict[str, Any]": dict,
+    "list[dict[str, Any]]": list,
+}
+_PEERS = {"epoch", "global_step", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint"}
+_PEERS |= {*SETTINGS, "log_history"}  # in the JSON as in transformers' TrainerState; the others are nested
 MOST_BATCHES = 2**48  # beyond any run
 
 
 @dataclass
 class TrainerState:
-    """Progress of a run; a checkpoint stores it as JSON.
+    """Progress of a run; a checkpoint stores it as JSON, which transformers' TrainerState can load.
 
     Attributes:
         global_step: the number of steps made.
@@ -352,6 +361,7 @@ class TrainerState:
         teacher: a fingerprint of the weights of the objective's teacher; None without a teacher.
         epoch: the number of epochs made, with the fraction of the current one if its number of batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches of the next one.
+        is_epoch_stopped: whether a callback has ended the current epoch.
         batches_done: the number of all batches so far; they number the random choices.
         seconds: the training time, over all parts of a resumed run.
         num_input_tokens_seen: the number of tokens without padding.
@@ -383,6 +393,7 @@ class TrainerState:
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0
+    is_epoch_stopped: bool = False
     batches_done: int = 0
     seconds: float = 0.0
     num_input_tokens_seen: int = 0
@@ -399,14 +410,19 @@ class TrainerState:
 
     def save_to_json(self, file: str | Path) -> None:
         """Write the state to a file."""
-        write_json(Path(file), asdict(self))
+        values = asdict(self)
+        own = {name: values.pop(name) for name in sorted(values.keys() - _PEERS)}
+        write_json(Path(file), values | {"stateful_callbacks": {"bertcore": own}})
 
     @classmethod
     def load_from_json(cls, file: str | Path) -> TrainerState:
         """Read what `save_to_json` wrote. Raises ValueError, naming the file, for anything else."""
         values, names = read_json_object(Path(file)), {field.name for field in fields(cls)}
-        if set(values) != names:
+        nested = values.pop("stateful_callbacks", None)
+        own = nested.get("bertcore") if isinstance(nested, dict) else None
+        if not isinstance(own, dict) or values.keys() != _PEERS or values.keys() | own.keys() != names:
             raise ValueError(f"{file} is not the state of a run: expected an object with {', '.join(sorted(names))}")
+        values |= own
         for each in fields(cls):
             if not _is_of(values[each.name], each.type):
                 raise ValueError(f"{file}: {each.name} is {values[each.name]!r:.80}, expected {each.type}")
@@ -425,7 +441,7 @@ def _is_of(value: Any, kind: str) -> bool:
     name = kind.removesuffix(" | None")
     if value is None:
         return name != kind
-    return isinstance(value, _KINDS[name]) and not isinstance(value, bool)
+    return isinstance(value, _KINDS[name]) and isinstance(value, bool) == (name == "bool")
 
 
 @dataclass(slots=True)
@@ -433,6 +449,7 @@ class TrainerControl:
     """Switches for the next actions of a run; callbacks may turn them on and off."""
 
     should_training_stop: bool = False
+    should_epoch_stop: bool = False
     should_log: bool = False
     should_evaluate: bool = False
     should_save: bool = False

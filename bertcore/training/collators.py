@@ -96,6 +96,35 @@ class DataCollatorForTokenClassification(DataCollatorWithPadding):
     """The same by transformers' name: labels of tokens are padded with -100."""
 
 
+class DataCollatorForMultipleChoice(DataCollatorWithPadding):
+    """Padded batches of examples with several candidate texts each, (examples, choices, tokens).
+
+    All values of an example, except its label, are lists with one entry per choice.
+    """
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return the batch. Raises ValueError for an example without the choices that examples[0] has."""
+        names, choices = _names(examples), []
+        labels = [name for name in names if LABELS.get(name, name) == "labels"]
+        names = [name for name in names if name not in labels]
+        first = _on_host(examples[0]["input_ids"])
+        count = len(first) if isinstance(first, list | tuple | np.ndarray) else 1
+        for index, example in enumerate(examples):
+            columns = {name: _on_host(example[name]) for name in names}
+            for name, column in columns.items():
+                if not isinstance(column, list | tuple | np.ndarray) or len(column) != count:
+                    given = f"examples[{index}][{name!r}] is {column!r:.60}"
+                    raise ValueError(f"{given}, expected a list with an entry for each of {count} choices")
+            for place in range(count):
+                ids_of({"input_ids": columns["input_ids"][place]}, index)
+                choices.append({name: column[place] for name, column in columns.items()})
+        batch = super().__call__(choices)
+        batch = {name: array.reshape(len(examples), count, *array.shape[1:]) for name, array in batch.items()}
+        for name in labels:
+            batch["labels"] = _stacked(name, [example[name] for example in examples])
+        return batch
+
+
 class DataCollatorForLanguageModeling(DataCollatorWithPadding):
     """Padded batches for masked or causal language models, with labels made from the input ids.
 

@@ -111,6 +111,7 @@ class Run:
         if best is not None:  # beside the checkpoint to resume from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
         self.callbacks.load_state_dict(self.state.callbacks)
+        self.control.should_epoch_stop = self.state.is_epoch_stopped
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(self.state.loss_scale)
         self._saved_at = self.state.global_step
@@ -172,9 +173,10 @@ class Run:
         state = self.state
         while not self._is_over():
             if state.batches_of_epoch == 0:
+                self.control.should_epoch_stop = False
                 self._call("on_epoch_begin")
             parts = self._parts()
-            coming = next(parts, None)
+            coming = None if state.is_epoch_stopped and state.batches_of_epoch else next(parts, None)
             if coming is None and state.batches_of_epoch == 0:
                 raise ValueError(
                     f"train_dataset gave no batch with labels in epoch {state.epochs_done + 1}"
@@ -184,7 +186,7 @@ class Run:
                 part, taken = coming
                 state.batches_of_epoch, state.batches_done = state.batches_of_epoch + taken, state.batches_done + taken
                 yield part
-                coming = next(parts, None)
+                coming = None if self.control.should_epoch_stop else next(parts, None)
                 if coming is not None and self._is_over():
                     yield None
                     return
@@ -441,6 +443,7 @@ class Run:
         more["processing_class"] = self.tokenizer
         self.callbacks.call(event, self.args, self.state, self.control, **more, **details)
         self.control.join(self.processes.gathered(self.control))
+        self.state.is_epoch_stopped = self.control.should_epoch_stop
 
 
 def _tokens(batch: Batch) -> int:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from bertcore import AutoTokenizer, DataCollatorForTokenClassification
+from bertcore import AutoTokenizer, DataCollatorForMultipleChoice, DataCollatorForTokenClassification
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
 from bertcore.training.collators import NumberedCollator
 from bertcore.training.masking import IGNORED, Words
@@ -276,6 +276,25 @@ def test_padding_of_transformers(bert_folder, side):
     rows = [{**theirs(text), "labels": [IGNORED, *range(text.count(" ") + 1), IGNORED]} for text in texts]
     peer = transformers.DataCollatorForTokenClassification(theirs, return_tensors="np", **options)
     assert_same_arrays(DataCollatorForTokenClassification(ours, **options)(rows), dict(peer(rows)))
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("options", [{}, {"padding": "max_length", "max_length": 12}, {"pad_to_multiple_of": 8}])
+def test_choices_of_transformers(bert_folder, options):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bert_folder)
+    firsts, seconds = (["paris", "the cat"], ["the", "the"]), (["a", "the capital of france"], ["cat sat", "the dog"])
+    rows = [{**tokenizer(*pair), "label": at} for at, pair in enumerate(zip(firsts, seconds, strict=True))]
+    expected = transformers.DataCollatorForMultipleChoice(tokenizer, **options)(rows)
+    found = DataCollatorForMultipleChoice(AutoTokenizer.from_pretrained(bert_folder), **options)(rows)
+    assert_same_arrays(found, {name: tensor.numpy() for name, tensor in expected.items()})
+
+
+def test_wrong_choices_are_refused(tokenizer):
+    collate, good = DataCollatorForMultipleChoice(tokenizer), {"input_ids": [[2, 5, 3], [2, 3]], "label": 1}
+    for ids in ([[2, 3]], [2, 5, 3], 7):
+        refuses(ValueError, r"examples\[1\]\['input_ids'\] is", collate, [good, good | {"input_ids": ids}])
+    refuses(ValueError, r"examples\[0\].* is 2, expected a list of integers", collate, [good | {"input_ids": [2, 5]}])
 
 
 def test_settings_of_numpy_are_pythons():

@@ -44,13 +44,17 @@ def theirs(folder, callbacks, **settings):
 
 
 def noted(make, peer, folder, stop, **settings):
-    """Return the events of a run that ends by itself, at the step `stop` or "early", and its trainer and result."""
+    """Return the events of a run that ends by itself, at the step `stop` or "early", its trainer and its result.
+
+    With "epoch" the first two epochs end at the steps 2 and 3.
+    """
     seen = []
 
     def note(name):
         def method(self, args, state, control, logs=None, **event):
             seen.append((name, state.global_step, round(state.epoch, 3), *sorted(set(logs or ()) - OTHERS)))
             control.should_training_stop |= state.global_step == stop
+            control.should_epoch_stop |= stop == "epoch" and name == "on_step_end" and state.global_step in (2, 3)
 
         return method
 
@@ -66,7 +70,7 @@ def noted(make, peer, folder, stop, **settings):
     (None, EPOCHS | {"max_steps": 7, "load_best_model_at_end": True}),
     (None, STEPS | {"max_steps": 7, "save_strategy": "no", "num_train_epochs": 1}),
     (None, {"eval_strategy": "epoch", "num_train_epochs": 1.5, "gradient_accumulation_steps": 2}),
-    (3, EPOCHS), (4, STEPS | {"save_strategy": "no"}), (5, EPOCHS),
+    ("epoch", EPOCHS), (3, EPOCHS), (4, STEPS | {"save_strategy": "no"}), (5, EPOCHS),
     ("early", STEPS | {"metric_for_best_model": "score", "load_best_model_at_end": True}),
 ])  # fmt: skip
 def test_events_logs_and_state(tmp_path, stop, settings):
@@ -94,6 +98,8 @@ def test_files_of_metrics_and_state(tmp_path, capsys):
     for name in ("train", "eval", "test", "all"):
         first, second = (json.loads((place / f"{name}_results.json").read_text()) for place in (folder, other))
         assert first == second
-    assert TrainerState.load_from_json(folder / "trainer_state.json") == trainers[0].state
+    file = folder / "trainer_state.json"
+    assert TrainerState.load_from_json(file) == trainers[0].state
+    assert transformers.TrainerState.load_from_json(file).log_history == trainers[0].state.log_history
     shown = capsys.readouterr().out.split()
     assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]
