@@ -148,7 +148,11 @@ def test_metrics(encoder_folder, files, capsys, tmp_path, qrels):
     found = json.loads(capsys.readouterr().out)
     expected = InformationRetrievalEvaluator(QUERIES, CORPUS, ANSWERS)(SentenceEncoder(encoder_folder))
     assert found == pytest.approx({"queries": 2, "documents": len(CORPUS), **expected}, abs=1e-6)
-    assert (tmp_path / "results" / "InformationRetrieval_results.csv").read_text(encoding="utf-8").startswith("epoch")
+    assert (
+        (tmp_path / "results" / "Information-Retrieval_evaluation_results.csv")
+        .read_text(encoding="utf-8")
+        .startswith("epoch")
+    )
 
 
 def test_a_table_and_other_encoders(files, tmp_path, capsys):

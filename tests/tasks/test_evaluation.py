@@ -78,11 +78,14 @@ def encoder(tmp_path_factory):
 
 @pytest.mark.parity
 @pytest.mark.parametrize("case", DATA)
-def test_metrics_equal_sentence_transformers(encoder, case):
+def test_metrics_and_tables_equal_sentence_transformers(encoder, case, tmp_path):
     peers = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
     name, data, options = DATA[case]
     peer, ours = getattr(peers, name)(*data, **options), getattr(evaluation, name)(*data, **options)
-    expected, found = encoder.evaluate(peer), encoder.evaluate(ours)
+    folders = [tmp_path / kind for kind in ("theirs", "ours")]
+    expected, found = encoder.evaluate(peer, str(folders[0])), encoder.evaluate(ours, str(folders[1]))
+    theirs, tables = ([(file.name, file.read_text().split()[0]) for file in folder.iterdir()] for folder in folders)
+    assert tables == theirs
     for metric, value in expected.items():
         rounded = any(part in metric for part in ("threshold", "pearson", "_accuracy"))  # in float32
         assert found[metric] == pytest.approx(value, abs=1e-6 if rounded else 1e-9)
@@ -167,9 +170,9 @@ def test_results_are_appended_to_a_table(encoder, tmp_path):
     evaluator = TripletEvaluator(["the cat"], ["the cat"], ["a dog"], name="pets")
     for step in (1, 2):
         assert evaluator(encoder, tmp_path / "new", epoch=0, steps=step) == {"pets_cosine_accuracy": 1.0}
-    with open(tmp_path / "new" / "Triplet_pets_results.csv", encoding="utf-8") as stream:
+    with open(tmp_path / "new" / "triplet_evaluation_pets_results.csv", encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert [row["steps"] for row in rows] == ["1", "2"] and rows[0]["pets_cosine_accuracy"] == "1.0"
+    assert [row["steps"] for row in rows] == ["1", "2"] and rows[0]["accuracy_cosine"] == "1.0"
 
 
 TWO = ["a", "b"]

@@ -21,7 +21,7 @@ class Evaluator:
         name: name of the data; the metrics' names begin with it.
         batch_size: number of texts computed at once.
         show_progress_bar: show progress while texts are embedded.
-        write_csv: append the metrics to a table, NAME_results.csv, if a call has an `output_path`.
+        write_csv: append the metrics to a table, as sentence-transformers has it, if a call has an `output_path`.
         truncate_dim: compare only the first dimensions of embeddings.
 
     Attributes:
@@ -30,6 +30,7 @@ class Evaluator:
     """
 
     greater_is_better = True
+    table = "{}_results.csv"  # name of the file of results; {} stands for the name of the data
 
     def __init__(
         self,
@@ -60,10 +61,9 @@ class Evaluator:
         self.primary_metric = start + primary
         metrics = {start + name: float(value) for name, value in found.items()}
         if output_path is not None and self.write_csv:
-            kind = type(self).__name__.removesuffix("Evaluator")
-            file = Path(output_path, f"{kind}{'_' if self.name else ''}{self.name}_results.csv")
+            file = Path(output_path, self.table.format(f"_{self.name}" if self.name else ""))
             file.parent.mkdir(parents=True, exist_ok=True)
-            row = {"epoch": epoch, "steps": steps, **metrics}
+            row = {"epoch": epoch, "steps": steps, **self.columns(found)}
             with open(file, "a", newline="", encoding="utf-8") as stream:
                 table = csv.DictWriter(stream, row)
                 if not stream.tell():
@@ -76,6 +76,10 @@ class Evaluator:
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the metrics without the data's name, and the primary metric."""
         raise NotImplementedError
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the row of the table for what `metrics` found: values by column."""
+        return found
 
     def _embedded(self, encode: Callable[..., Any], texts: Sequence[str], **options: Any) -> Any:
         options |= {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
@@ -131,8 +135,10 @@ def of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
     scores, is_right = scores[order], labels[order]
     ends, right, precision, f1, average = by_threshold(scores, is_right, max(int(labels.sum()), 1))
     accuracy = (right + (~labels).sum() - (ends + 1 - right)) / len(labels)
-    found: Metrics = {"accuracy": float((~labels).mean()), "f1": 0.0, "precision": 0.0, "recall": 0.0, "mcc": 0.0}
+    names = ("accuracy", "accuracy_threshold", "f1", "precision", "recall", "f1_threshold", "ap", "mcc")
+    found: Metrics = dict.fromkeys(names, 0.0)
     # No pair is predicted similar.
+    found["accuracy"] = float((~labels).mean())
     found["accuracy_threshold"] = float(np.nextafter(scores[0], scores.dtype.type(np.inf)))
     found["f1_threshold"] = 0.0
     best = int(np.argmax(accuracy))

@@ -27,6 +27,8 @@ class EmbeddingSimilarityEvaluator(Evaluator):
     Raises ValueError for lists of different lengths and unknown names.
     """
 
+    table = "similarity_evaluation{}_results.csv"
+
     def __init__(
         self,
         sentences1: Sequence[str],
@@ -45,6 +47,12 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         self.main_similarity = main_similarity
         self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity)
         self.precision = precision
+        if precision is not None:
+            self.table = f"similarity_evaluation{{}}_{precision}_results.csv"
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the correlations as SIMILARITY_pearson and SIMILARITY_spearman."""
+        return _turned(found)
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the correlations of similarities, NaN for constant ones. Raises ImportError without SciPy."""
@@ -83,6 +91,8 @@ class TripletEvaluator(Evaluator):
         options: see `Evaluator`.
     """
 
+    table = "triplet_evaluation{}_results.csv"
+
     def __init__(
         self,
         anchors: Sequence[str],
@@ -106,6 +116,10 @@ class TripletEvaluator(Evaluator):
         numbers = _numbers("margin", [margins[name] for name in names], len(names))
         own = dict(zip(names, numbers.tolist(), strict=True))
         self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | own
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the accuracies as accuracy_SIMILARITY."""
+        return _turned(found)
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the accuracies of an encoder."""
@@ -134,6 +148,8 @@ class BinaryClassificationEvaluator(Evaluator):
         options: see `Evaluator`.
     """
 
+    table = "binary_classification_evaluation{}_results.csv"
+
     def __init__(
         self,
         sentences1: Sequence[str],
@@ -150,6 +166,10 @@ class BinaryClassificationEvaluator(Evaluator):
             raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
         self.similarity_fn_names = _similarities(similarity_fn_names, None)
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the metrics of each similarity, without their maximum."""
+        return {name: value for name, value in found.items() if not name.startswith("max_")}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the metrics of an encoder."""
@@ -209,6 +229,12 @@ def _with_best(found: dict[str, Metrics], main: str | None) -> str:
         first = next(iter(found.values()))
         found["max"] = {metric: max(each[metric] for each in found.values()) for metric in first}
     return main or list(found)[-1]
+
+
+def _turned(found: Metrics) -> Metrics:
+    """Return metrics A_B as B_A, without the maximum over similarities."""
+    names = {name: name.split("_") for name in found}
+    return {f"{last}_{first}": found[name] for name, (first, last) in names.items() if "max" not in (first, last)}
 
 
 def _rows(rows: Any, places: Sequence[int]) -> Any:

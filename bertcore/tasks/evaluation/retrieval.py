@@ -43,6 +43,8 @@ class InformationRetrievalEvaluator(Evaluator):
         options: see `Evaluator`.
     """
 
+    table = "Information-Retrieval_evaluation{}_results.csv"
+
     def __init__(
         self,
         queries: Mapping[str, str],
@@ -90,6 +92,16 @@ class InformationRetrievalEvaluator(Evaluator):
         self.score_functions, self.main_score_function = score_functions, main_score_function
         self._query_options = given(prompt=query_prompt, prompt_name=query_prompt_name)
         self._corpus_options = given(prompt=corpus_prompt, prompt_name=corpus_prompt_name)
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the metrics as SCORE-Accuracy@K, SCORE-MRR@K and so on."""
+        row = {}
+        for name in dict.fromkeys(metric.rpartition("_")[0] for metric in found):
+            for kinds in ("accuracy",), ("precision", "recall"), ("mrr",), ("ndcg",), ("map",):
+                for k, kind in itertools.product(self.at_k[kinds[0]], kinds):
+                    shown = kind.upper() if kind in ("mrr", "ndcg", "map") else kind.title()
+                    row[f"{name}-{shown}@{k}"] = found[f"{name}_{kind}@{k}"]
+        return row
 
     def metrics(self, model: Any, corpus_model: Any = None) -> tuple[Metrics, str]:
         """Return the metrics of an encoder, or of two: one for queries, one for the corpus."""
@@ -172,6 +184,7 @@ class RerankingEvaluator(Evaluator):
     ):
         super().__init__(batch_size=batch_size, **options)
         self.at_k, self.similarity_fct = check_count("at_k", at_k), similarity_fct
+        self.table = f"RerankingEvaluator{{}}_results_@{at_k}.csv"
         self.samples: list[tuple[str, list[str], int]] = []  # query, documents, number of answers
         for number, sample in enumerate(samples.values() if isinstance(samples, Mapping) else samples):
             if not isinstance(sample, Mapping) or not {"query", "positive", "negative"} <= set(sample):
@@ -184,6 +197,10 @@ class RerankingEvaluator(Evaluator):
                 self.samples.append((query, [*right, *wrong], len(right)))
         if not self.samples:
             raise ValueError("samples has no entry with a positive and a negative, expected at least one")
+
+    def columns(self, found: Metrics) -> Metrics:
+        """Return the metrics as MAP, MRR@K and NDCG@K."""
+        return {name.upper(): value for name, value in found.items()}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the metrics of an encoder or a cross-encoder."""
@@ -227,6 +244,8 @@ class ParaphraseMiningEvaluator(Evaluator):
         query_chunk_size, corpus_chunk_size, max_pairs, top_k: as for `paraphrase_mining`.
         options: see `Evaluator`.
     """
+
+    table = "paraphrase_mining_evaluation{}_results.csv"
 
     def __init__(
         self,
@@ -272,7 +291,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         found = paraphrase_mining(model, self.sentences, **options, **self._mining)
         scores = np.array([score for score, _, _ in found])
         is_right = np.array([frozenset((self.ids[i], self.ids[j])) in self.duplicates for _, i, j in found], bool)
-        metrics = dict.fromkeys(("average_precision", "f1", "precision", "recall", "threshold"), 0.0)
+        metrics = dict.fromkeys(("precision", "recall", "f1", "threshold", "average_precision"), 0.0)
         if is_right.any():
             ends, right, precision, f1, average = by_threshold(scores, is_right, len(self.duplicates))
             best = int(np.argmax(f1))
