@@ -7,7 +7,7 @@ model.save_pretrained("adapter")  # the adapters alone, in the format of the lib
 model = PeftModel.from_pretrained(AutoModel.from_pretrained("base"), "adapter").merge_and_unload()
 """
 
-from bertcore.lora.config import LoraConfig
+from bertcore.lora.config import LoraConfig, TaskType
 from bertcore.lora.peft_model import PeftModel, get_peft_model
 
-__all__ = ["LoraConfig", "PeftModel", "get_peft_model"]
+__all__ = ["LoraConfig", "PeftModel", "TaskType", "get_peft_model"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Self
 
@@ -16,7 +17,8 @@ from bertcore.kernels import checks
 ALL_LINEAR = "all-linear"
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
-TASKS = (None, *HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")
+TaskType = StrEnum("TaskType", {name: name for name in (*HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")})
+TASKS = (None, *map(str, TaskType))
 
 # Keys of PEFT that do not change results computed from the file's tensors (init_lora_weights: see below).
 IGNORED_KEYS = {

@@ -40,6 +40,7 @@ def mine_hard_negatives(
     batch_size: int | None = None,
     faiss_batch_size: int = 16384,
     use_faiss: bool = False,
+    *,
     verbose: bool = True,
     seed: int = 0,
 ) -> Any:

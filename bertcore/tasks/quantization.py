@@ -14,7 +14,6 @@ PRECISIONS = ("float32", "int8", "uint8", "binary", "ubinary")
 def quantize_embeddings(
     embeddings: np.ndarray,
     precision: str,
-    *,
     ranges: np.ndarray | None = None,
     calibration_embeddings: np.ndarray | None = None,
 ) -> np.ndarray:

@@ -11,6 +11,7 @@ from bertcore.arguments import as_float32, check_count, check_numbers, required
 from bertcore.kernels import checks
 from bertcore.tasks.quantization import PRECISIONS, Codes
 from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
+from bertcore.tasks.texts import progress_bar
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -55,11 +56,11 @@ def largest(scores: np.ndarray, count: int) -> np.ndarray:
 def semantic_search(
     query_embeddings: np.ndarray,
     corpus_embeddings: Any,
-    *,
-    top_k: int = 10,
-    score_function: Score = cos_sim,
     query_chunk_size: int = 100,
     corpus_chunk_size: int = 50_000,
+    top_k: int = 10,
+    score_function: Score = cos_sim,
+    *,
     corpus_precision: str = "float32",
     rescore: bool = True,
     rescore_multiplier: int | None = None,
@@ -314,12 +315,11 @@ def paraphrase_mining(model: Any, sentences: Sequence[str], **options: Any) -> l
 
 def paraphrase_mining_embeddings(
     embeddings: np.ndarray,
-    *,
-    top_k: int = 100,
-    max_pairs: int = 500_000,
-    score_function: Score = cos_sim,
     query_chunk_size: int = 1000,
     corpus_chunk_size: int = 50_000,
+    max_pairs: int = 500_000,
+    top_k: int = 100,
+    score_function: Score = cos_sim,
 ) -> list[list[Any]]:
     """Find the most similar pairs of embeddings.
 
@@ -370,7 +370,11 @@ def _queue(
 
 
 def community_detection(
-    embeddings: np.ndarray, *, threshold: float = 0.75, min_community_size: int = 10, batch_size: int = 1024
+    embeddings: np.ndarray,
+    threshold: float = 0.75,
+    min_community_size: int = 10,
+    batch_size: int = 1024,
+    show_progress_bar: bool = False,
 ) -> list[list[int]]:
     """Find groups of embeddings whose cosine with a central one is at least `threshold`, largest group first.
 
@@ -379,6 +383,7 @@ def community_detection(
         threshold: the least cosine.
         min_community_size: minimum number of texts in a group.
         batch_size: rows compared with all others at once; does not change the result.
+        show_progress_bar: whether to show a bar.
 
     Returns:
         The indices of each group, the central one first, then by similarity. No text is in two groups: larger groups
@@ -391,13 +396,15 @@ def community_detection(
         raise ValueError(f"threshold is {threshold!r}, expected a number")
     _check_counts(min_community_size=min_community_size, batch_size=batch_size)
     found = []
-    for start in range(0, len(rows), batch_size):
-        cosines = rows[start : start + batch_size] @ rows.T
-        near = cosines >= threshold
-        for offset in np.flatnonzero(near.sum(axis=1) >= min_community_size).tolist():
-            members = np.flatnonzero(near[offset])
-            order = np.argsort(-cosines[offset, members], kind="stable")
-            found.append((start + offset, members[order].astype(np.uint32)))
+    with progress_bar(len(rows), show_progress_bar) as advance:
+        for start in range(0, len(rows), batch_size):
+            cosines = rows[start : start + batch_size] @ rows.T
+            near = cosines >= threshold
+            for offset in np.flatnonzero(near.sum(axis=1) >= min_community_size).tolist():
+                members = np.flatnonzero(near[offset])
+                order = np.argsort(-cosines[offset, members], kind="stable")
+                found.append((start + offset, members[order].astype(np.uint32)))
+            advance(len(cosines))
     return _without_overlap(sorted(found, key=lambda group: -len(group[1])), len(rows), min_community_size)
 
 

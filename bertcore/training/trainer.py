@@ -190,8 +190,9 @@ class Trainer:
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics under the name of a split, "train" or "eval"."""
         if self.processes.is_first:
-            width = max(map(len, metrics), default=0)
-            rows = [f"  {name:<{width}} = {_short(metrics[name]):>10}" for name in sorted(metrics)]
+            shown = {name: _short(metrics[name]) for name in sorted(metrics)}
+            first, second = (max(map(len, column), default=0) for column in (shown, shown.values()))
+            rows = [f"  {name:<{first}} = {value:>{second}}" for name, value in shown.items()]
             print(f"***** {split} metrics *****", *rows, sep="\n")
 
     def save_metrics(self, split: str, metrics: Mapping[str, float], combined: bool = True) -> None:

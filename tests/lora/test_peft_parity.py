@@ -7,14 +7,14 @@ import pytest
 
 import bertcore
 from bertcore import value_and_grad
-from bertcore.lora import PeftModel
+from bertcore.lora import PeftModel, TaskType
 from bertcore.training import AdamW
 from tests.models.family_parity import random_batch, random_model, random_targets
 from tests.models.family_table import FAMILIES
 
 pytestmark = pytest.mark.parity
 CASES = {
-    "bert": ("SequenceClassification", {"target_modules": ["query", "value"], "task_type": "SEQ_CLS"}),
+    "bert": ("SequenceClassification", {"target_modules": ["query", "value"], "task_type": TaskType.SEQ_CLS}),
     "albert": ("TokenClassification", {"target_modules": ["query", "ffn"], "modules_to_save": ["classifier"]}),
     "deberta": ("TokenClassification", {"target_modules": ["in_proj", "pos_proj"], "task_type": "TOKEN_CLS"}),
     "deberta-v2": ("MaskedLM", {"target_modules": ["query_proj", "value_proj"], "use_rslora": True}),

@@ -52,12 +52,15 @@ def test_paraphrase_mining():
     assert paraphrase_mining_embeddings(ROWS[:1]) == []
 
 
-def test_communities():
+def test_communities(capsys):
     centers = np.eye(5, dtype=np.float32)[[0, 1, 2]]
     noise = np.random.default_rng(1).normal(size=(30, 5), scale=0.05)
     labels = np.repeat([0, 1, 2], [15, 10, 5])
-    found = community_detection(centers[labels] + noise, threshold=0.9, min_community_size=6, batch_size=4)
+    found = community_detection(
+        centers[labels] + noise, threshold=0.9, min_community_size=6, batch_size=4, show_progress_bar=True
+    )
     assert [sorted(group) for group in found] == [list(range(15)), list(range(15, 25))]
+    assert "30/30" in capsys.readouterr().err
     assert community_detection(ROWS[:0]) == [] and community_detection(ROWS, threshold=0.99) == []
 
 

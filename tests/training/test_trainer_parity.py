@@ -93,6 +93,7 @@ def test_files_of_metrics_and_state(tmp_path, capsys):
         trainer.save_metrics("test", {"test_loss": 0.125}, combined=False)
         trainer.save_state()
         trainer.log_metrics("eval", {"eval_loss": 0.123456, "epoch": 1.0})
+        trainer.log_metrics("train", {"epoch": 2.0})
     folder, other = (Path(trainer.args.output_dir) for trainer in trainers)
     assert names_in(folder) == names_in(other)
     for name in ("train", "eval", "test", "all"):
@@ -101,5 +102,5 @@ def test_files_of_metrics_and_state(tmp_path, capsys):
     file = folder / "trainer_state.json"
     assert TrainerState.load_from_json(file) == trainers[0].state
     assert transformers.TrainerState.load_from_json(file).log_history == trainers[0].state.log_history
-    shown = capsys.readouterr().out.split()
+    shown = capsys.readouterr().out.splitlines()
     assert shown[: len(shown) // 2] == shown[len(shown) // 2 :]

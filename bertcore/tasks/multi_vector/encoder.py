@@ -208,12 +208,12 @@ class MultiVectorEncoder(PromptedReader):
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
+        *,
         convert_to_numpy: bool = True,
         device: str | Sequence[str] | None = None,
         normalize_embeddings: bool = False,
         pool: EncoderPool | None = None,
         chunk_size: int | None = None,
-        *,
         task: str | None = None,
         **options: Unpack[LateOptions],
     ) -> Any:

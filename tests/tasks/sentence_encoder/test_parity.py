@@ -1,5 +1,6 @@
 """SentenceEncoder beside sentence-transformers' own, on random models; each module and option."""
 
+import importlib
 import inspect
 import itertools
 import re
@@ -10,7 +11,7 @@ import pytest
 
 import bertcore
 from bertcore import AutoTokenizer, SentenceEncoder, use_backend
-from bertcore.tasks import search
+from bertcore.tasks import evaluation, search
 from tests.models.family_parity import random_model
 from tests.models.family_table import FAMILIES
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
@@ -216,3 +217,38 @@ def test_arguments_have_the_same_names(kind, method):
         function(mock.Mock(routes=None), zzzzzzzz=1)
     ours = {*inspect.signature(function).parameters, *re.findall(r"\w+", str(raised.value).partition("it takes")[2])}
     assert known <= ours, sorted(known - ours)
+
+
+def positional(function):
+    """Return the names of the arguments that may be given by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return [each.name for each in given if each.kind in kinds and each.name != "self"]
+
+
+def shared_functions():
+    """Yield the public functions that both have: methods of the encoders, `util`, evaluators."""
+    pairs = [(sentence_transformers.SentenceTransformer, SentenceEncoder), (sentence_transformers.util, bertcore.util)]
+    kinds = "CrossEncoder", "SparseEncoder", "MultiVectorEncoder"
+    pairs += [(getattr(sentence_transformers, kind), getattr(bertcore, kind)) for kind in kinds]
+    evaluators = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    pairs += [
+        (getattr(evaluators, kind), getattr(evaluation, kind)) for kind in evaluation.__all__ if kind != "Evaluator"
+    ]
+    for theirs, ours in pairs:
+        shared = set(dir(theirs)) & set(dir(ours)) - set(vars(torch.nn.Module))
+        public = [name for name in shared if not name.startswith("_")]
+        for name in sorted([*public, *(["__init__", "__call__"] if inspect.isclass(ours) else [])]):
+            functions = getattr(theirs, name), getattr(ours, name)
+            if all(map(inspect.isfunction, functions)):
+                yield f"{ours.__name__}.{name}", *functions
+
+
+def test_arguments_have_the_positions_of_the_peers():
+    """Where one is given by position in a script, ours has the same one there, or none: then it is an error."""
+    found = {name: (positional(theirs), positional(ours)) for name, theirs, ours in shared_functions()}
+    assert len(found) > 60
+    renamed = {"inputs": "texts"}  # of `tokenize`
+    for name, (theirs, ours) in found.items():
+        for their, own in zip(theirs, ours, strict=False):
+            assert own == their or renamed.get(own) == their, name
