@@ -245,7 +245,7 @@ def shared_functions():
 
 
 def test_arguments_have_the_positions_of_the_peers():
-    """Where one is given by position in a script, ours has the same one there, or none: then it is an error."""
+    """An argument given by position means the same, or is an error."""
     found = {name: (positional(theirs), positional(ours)) for name, theirs, ours in shared_functions()}
     assert len(found) > 60
     renamed = {"inputs": "texts"}  # of `tokenize`
