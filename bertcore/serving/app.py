@@ -125,11 +125,21 @@ def create_app(
     middleware = [Middleware(Guard, settings=settings, metrics=metrics, paths=paths)]
     if settings.cors_origins:
         allowed: Any = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
-        middleware.append(Middleware(CORSMiddleware, **allowed))
+        middleware.append(Middleware(Origins, **allowed))
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
     app.state.metrics = metrics  # for requests answered before they reach the application
     app.router.redirect_slashes = False  # behind a proxy that ends TLS, a redirect from "/embed/" would leave TLS
     return app
+
+
+class Origins(CORSMiddleware):
+    """Starlette's, with its errors in JSON."""
+
+    def preflight_response(self, request_headers: Any) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code >= 400:
+            raise rq.malformed(bytes(response.body).decode())
+        return response
 
 
 def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:

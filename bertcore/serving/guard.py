@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import logging
+import re
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
@@ -23,6 +23,7 @@ CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 PART = 1 << 16  # bytes of an answer that are encoded and sent at once
 LINGER = 2.0  # seconds for a client to finish sending a body that is not read
 OPENAI_PATHS = ("/v1/", "/v2/", "/embeddings")
+HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/@?#]+))(?::\d*)?")  # a name or an address, and a port
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("bertcore.access")
@@ -81,7 +82,7 @@ class Guard:
         headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         hosts, origins = self._settings.allowed_hosts, self._settings.cors_origins
-        if hosts is not None and _name_of(f"//{host}") not in hosts:
+        if hosts is not None and ((named := HOST.fullmatch(host)) is None or (named[1] or named[2]) not in hosts):
             raise forbidden(f"the header Host is {host!r:.100}, expected an allowed name (--allowed-host)")
         if origin is None or scope["method"] in ("GET", "HEAD") or not {"*", origin}.isdisjoint(origins):
             return
@@ -90,14 +91,6 @@ class Guard:
 
     def _path(self, scope: Any) -> str:
         return self._paths.get(scope.get("endpoint"), "other")
-
-
-def _name_of(address: str) -> str | None:
-    """Return the name in "//NAME" or "//NAME:PORT", without IPv6's brackets; None for an invalid address."""
-    try:
-        return urlsplit(address).hostname
-    except ValueError:
-        return None
 
 
 class Exchange:

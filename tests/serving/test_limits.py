@@ -65,6 +65,8 @@ def test_content_type(client, kind, status):
     ("evil.example.com", 403),
     ("localhost.evil.example.com", 403),
     ("[", 403),
+    ("evil.example.com@localhost", 403),
+    ("localhost/evil.example.com", 403),
     ("", 403),
 ])  # fmt: skip
 @pytest.mark.parametrize("path", ["/", "/metrics", "/v1/models", "/nothing"])
@@ -98,6 +100,8 @@ def test_origins(server):
             "Access-Control-Request-Headers": "authorization,content-type",
         }
         assert client.options("/embed", headers=other | asked).status_code == 200
+        refused = client.options("/embed", headers=other | asked | {"Access-Control-Request-Method": "TRACE"})
+        assert refused.status_code == 400 and refused.json()["error"] == "Disallowed CORS method"
     assert server(cors_origins=["https://a.org"]).post("/embed", json={}, headers=other).status_code == 403
 
 
