@@ -278,6 +278,8 @@ def _check_growth(part: str, value: Any) -> None:
         raise ValueError(f"{part} has {len(steps)} objects, expected at most {MOST_STEPS}")
     for step in steps:
         before += len(str(step.get("prepend", "")))
+        growth *= 2 if step.get("type") == "ByteLevel" or "trim_offsets" in step else 1  # letters of two bytes
+        growth *= 3 if step.get("handle_chinese_chars") else 1  # spaces on both sides
         charsmap = step.get("precompiled_charsmap")
         if charsmap is not None:
             if not isinstance(charsmap, str):
