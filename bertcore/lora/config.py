@@ -15,10 +15,22 @@ from bertcore.checkpoint.patterns import BoundedPattern
 from bertcore.kernels import checks
 
 ALL_LINEAR = "all-linear"
+
+
+class TaskType(StrEnum):
+    """The values of a config's task_type."""
+
+    SEQ_CLS = "SEQ_CLS"
+    TOKEN_CLS = "TOKEN_CLS"
+    QUESTION_ANS = "QUESTION_ANS"
+    CAUSAL_LM = "CAUSAL_LM"
+    FEATURE_EXTRACTION = "FEATURE_EXTRACTION"
+    SEQ_2_SEQ_LM = "SEQ_2_SEQ_LM"
+
+
+TASKS = (None, *map(str, TaskType))
 CLASSIFIERS = ("classifier", "score")
 HEADS = {"SEQ_CLS": CLASSIFIERS, "TOKEN_CLS": CLASSIFIERS, "QUESTION_ANS": ("qa_outputs",)}
-TaskType = StrEnum("TaskType", {name: name for name in (*HEADS, "CAUSAL_LM", "FEATURE_EXTRACTION", "SEQ_2_SEQ_LM")})
-TASKS = (None, *map(str, TaskType))
 
 # Keys of PEFT that do not change results computed from the file's tensors (init_lora_weights: see below).
 IGNORED_KEYS = {
