@@ -7,40 +7,29 @@ from ..precision import ieee_arithmetic
 from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
 
 
+@ieee_arithmetic
 def muon_update(sets, lr, beta, weight_decay, grad_scale):
     """Update matrices and their momenta in place; `sets` has (parameter, grad, momentum) of each."""
-    update(sets, lr, beta, weight_decay, grad_scale, _product)
-
-
-@ieee_arithmetic
-def update(sets, lr, beta, weight_decay, grad_scale, product):
-    """Compute `muon_update`; product(left, right, addend) is left @ right.T + addend, which may be None."""
     if grad_scale is not None and not np.isfinite(grad_scale):
         return
     for parameter, grad, momentum in sets:
         part = (1 - beta) * (grad if grad_scale is None else grad * grad_scale)
         momentum *= beta
         momentum += part
-        direction = orthogonalized(part + beta * momentum, product)
+        direction = orthogonalized(part + beta * momentum)
         parameter *= 1 - lr * weight_decay
         parameter -= rate_of(parameter.shape, lr) * direction
 
 
-def orthogonalized(matrix, product):
+def orthogonalized(matrix):
     """Return a matrix with the singular vectors of `matrix` and singular values near 1."""
     if not matrix.size:
         return matrix
     if matrix.shape[0] > matrix.shape[1]:
-        return orthogonalized(matrix.T, product).T
+        return orthogonalized(matrix.T).T
     a, b, c = COEFFICIENTS
     x = matrix / np.maximum(joint_norm([matrix]), EPS).astype(matrix.dtype)
     for _ in range(STEPS):
-        squares = product(x, x, None)
-        factor = product(c * squares, squares, b * squares)  # symmetric, as its factors are
-        x = product(factor, x.T, a * x)
+        squares = x @ x.T
+        x = a * x + (b * squares + c * squares @ squares) @ x
     return x
-
-
-def _product(left, right, addend):
-    product = left @ right.T
-    return product if addend is None else product + addend
