@@ -191,8 +191,8 @@ def test_callbacks_turn_switches_off(tmp_path):
         def on_step_end(self, args, state, control, processing_class, **event):
             seen.append((control.should_log, control.should_save, state.is_world_process_zero))
             control.should_log, control.should_save = False, state.global_step == 1
-            with pytest.raises(AttributeError, match="should_epoch_stop"):
-                control.should_epoch_stop = True
+            with pytest.raises(AttributeError, match="should_stop"):
+                control.should_stop = True
 
     args = TrainingArguments(tmp_path, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=3)
     args.report_to, args.disable_tqdm = "none", True
