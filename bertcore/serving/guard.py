@@ -6,12 +6,13 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
@@ -53,7 +54,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        exchange, start = Exchange(scope, receive, send), time.perf_counter()
+        exchange, start = Exchange(scope, receive, send, self._settings.cors_origins), time.perf_counter()
         self._in_work += 1
         try:
             self._check_sender(scope)
@@ -96,8 +97,8 @@ class Guard:
 class Exchange:
     """One request and its answer; the status is CLIENT_GONE until the answer begins."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any):
-        self._scope, self._receive, self._send = scope, receive, send
+    def __init__(self, scope: Any, receive: Any, send: Any, origins: Collection[str]):
+        self._scope, self._receive, self._send, self._origins = scope, receive, send, origins
         names = dict(scope["headers"])
         self._is_sending = b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
         self.status = CLIENT_GONE
@@ -124,7 +125,10 @@ class Exchange:
     async def answer(self, error: RequestError) -> None:
         """Send an error, unless an answer has begun: the connection then closes before the answer ends."""
         if self.status == CLIENT_GONE:
-            await error_response(error, self._scope["path"])(self._scope, self.receive, self.send)
+            response: Any = error_response(error, self._scope["path"])
+            if self._origins and self._scope["method"] != "OPTIONS":  # so that an allowed page can read the error
+                response = CORSMiddleware(response, allow_origins=self._origins)
+            await response(self._scope, self.receive, self.send)
 
 
 def json_response(value: Any, status: int = 200) -> Response:

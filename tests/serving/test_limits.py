@@ -257,15 +257,16 @@ def test_the_memory_of_all_requests_is_bounded(server, monkeypatch):
 
 def test_requests_in_work_are_bounded(server, monkeypatch):
     go_on = blocked(monkeypatch)
-    client = server(max_concurrent_requests=1)
+    client, origin = server(max_concurrent_requests=1, cors_origins=["https://a.org"]), {"Origin": "https://a.org"}
     blocked.is_armed = True
     with ThreadPoolExecutor(2) as pool:
-        asked = [pool.submit(client.post, "/embed", json={"inputs": "a"}) for _ in range(2)]
+        asked = [pool.submit(client.post, "/embed", json={"inputs": "a"}, headers=origin) for _ in range(2)]
         wait(asked, return_when=FIRST_COMPLETED)
         go_on.set()
         served, refused = sorted((each.result() for each in asked), key=lambda answer: answer.status_code)
     assert served.status_code == 200 and refused.status_code == 429 and refused.headers["retry-after"] == "1"
     assert "1 requests are running" in refused.json()["error"]
+    assert refused.headers["access-control-allow-origin"] == served.headers["access-control-allow-origin"]
 
 
 def test_api_key(server):
