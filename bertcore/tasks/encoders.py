@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 
 from bertcore.arguments import Arguments, required
-from bertcore.checkpoint import resolve
+from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing, write_json
 from bertcore.kernels import checks
 from bertcore.tasks.encoder_pool import EncoderPool, backend_of
@@ -44,6 +44,7 @@ def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]
         folder = given.get("model_name_or_path", args[1] if len(args) > 1 else None)
         with locked(Path(folder), shared=True) if isinstance(folder, str | os.PathLike) else nullcontext():
             init(*args, **given)
+            args[0]._modules_read = args[0]._modules_file()
 
     return call
 
@@ -143,6 +144,7 @@ class Encoder:
 
     _prompts: Prompts
     _device: str | None
+    _modules_read: tuple[int, int, int] | None
     _arguments: dict[str, Any]  # to construct the same encoder in another process
     _method: ClassVar[str] = "encode"
 
@@ -243,10 +245,18 @@ class Encoder:
         """
         if safe_serialization is not True:
             raise ValueError(f"safe_serialization is {safe_serialization!r}, expected True")
-        source = self.folder
-        where = self._model_folder().relative_to(source)
+        if self._modules_file() != self._modules_read:  # its pooling may not be the one that was read
+            raise CheckpointError(f"{self.folder / MODULES_NAME} has changed since it was read: load the encoder again")
+        where = self._model_folder().relative_to(self.folder)
         with replacing(made_folder(path), (where / CONFIG_NAME).as_posix()) as target:
             self._fill(target, where)
+        self._modules_read = self._modules_file()  # the folder may be the encoder's own
+
+    def _modules_file(self) -> tuple[int, int, int] | None:
+        """Return what tells one modules.json from the next; every save replaces it."""
+        file = self.folder / MODULES_NAME
+        found = file.stat() if file.is_file() else None
+        return found and (found.st_ino, found.st_mtime_ns, found.st_size)
 
     def _fill(self, target: Path, where: Path) -> None:
         source = self.folder

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
+from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
 from bertcore.tasks.similarity import normalized
@@ -77,3 +78,15 @@ def test_sentence_transformers_reads_it(tokenizer, tmp_path, pooling, normalize)
     assert theirs.max_seq_length == 5 and theirs.prompts["query"] == "the "
     ours, texts = SentenceEncoder(tmp_path), [text for text in TEXTS if text]
     np.testing.assert_allclose(ours.encode(texts), theirs.encode(texts), rtol=1e-4, atol=1e-5)
+
+
+def test_an_encoder_whose_modules_were_replaced_is_not_saved(tokenizer, tmp_path):
+    model, folder = AutoModel.from_config(CONFIG), tmp_path / "own"
+    save_sentence_encoder(folder, model, tokenizer, pooling="mean")
+    encoder = SentenceEncoder(folder)
+    for target in (folder, folder, tmp_path / "copy"):
+        encoder.save_pretrained(target)
+    save_sentence_encoder(folder, model, tokenizer, pooling="cls")
+    with pytest.raises(CheckpointError, match=r"own.modules\.json has changed since it was read"):
+        encoder.save_pretrained(tmp_path / "mixed")
+    assert SentenceEncoder(tmp_path / "copy").settings.pooling == ("mean",) and not (tmp_path / "mixed").exists()
