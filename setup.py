@@ -71,6 +71,7 @@ EXTRAS = {
         *("pytest>=9", "pytest-xdist", "pytest-benchmark", "threadpoolctl", "matplotlib"),
         *("onnx", "onnxruntime", "openvino", "nncf", "ctranslate2"),  # with `parity`: the peers of bench.peers
         "fastapi",  # with `parity` and `serve`: bench.serving
+        *("model2vec", "usearch", "faiss-cpu"),  # bench.retrieval
     ],
 }
 
