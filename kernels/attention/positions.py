@@ -97,25 +97,26 @@ def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.nda
     """Return the bidirectional buckets of T5 and MPNet as `distance_rows`: int32, (2 * max_distance + 1,).
 
     Keys before the query have the first half of the buckets, keys after it the second half. Half of each half is for
-    exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket.
+    exact distances, the rest for logarithmic ranges up to max_distance, beyond which all share the last bucket. Halves
+    are rounded down.
     Source: Raffel et al. 2020, arXiv:1910.10683, section 2.1.
 
     Args:
-        num_buckets: a multiple of 4.
+        num_buckets: at least 4.
         max_distance: more than num_buckets / 4.
 
     Raises:
         TypeError, ValueError: for other numbers.
     """
-    num_buckets = checks.integer_number("num_buckets", num_buckets)
+    num_buckets = checks.integer_number("num_buckets", num_buckets, minimum=4)
     max_distance = checks.integer_number("max_distance", max_distance)
     half, exact = num_buckets // 2, num_buckets // 4
-    if num_buckets % 4 or num_buckets <= 0:
-        raise ValueError(f"num_buckets is {num_buckets}, expected a positive multiple of 4")
     if max_distance <= exact:
         raise ValueError(f"max_distance is {max_distance}, expected more than num_buckets / 4 = {exact}")
     distances = np.arange(-max_distance, max_distance + 1)
     size = np.abs(distances)
-    share = np.log(np.maximum(size, 1) / exact) / math.log(max_distance / exact)
-    far = np.minimum(exact + (share * (half - exact)).astype(np.int64), half - 1)
+    # Rounded as by transformers: in float64 a distance at the end of a range, (18, 128) has one, is in another bucket.
+    logs = np.log(np.maximum(size, 1).astype(np.float32) / exact, dtype=np.float64).astype(np.float32)
+    share = logs / np.float32(math.log(max_distance / exact)) * np.float32(half - exact)
+    far = np.minimum(exact + share.astype(np.int64), half - 1)
     return (np.where(size < exact, size, far) + np.where(distances < 0, half, 0)).astype(np.int32)

@@ -149,11 +149,13 @@ def test_a_query_that_a_mask_hides_from_all_keys_gives_what_pytorch_does(backend
 
 
 @pytest.mark.parity
-def test_buckets_are_those_of_transformers():
+@pytest.mark.parametrize(("buckets", "farthest"), [(32, 128), (18, 128), (30, 128), (5, 3), (21, 160), (64, 256)])
+def test_buckets_are_those_of_transformers(buckets, farthest):
     torch, mpnet = pytest.importorskip("torch"), pytest.importorskip("transformers.models.mpnet.modeling_mpnet")
     distances = np.arange(-600, 601)
-    expected = mpnet.MPNetEncoder.relative_position_bucket(torch.from_numpy(-distances), 32, 128).numpy()
-    np.testing.assert_array_equal(bucketed_distances()[np.clip(distances, -128, 128) + 128], expected)
+    expected = mpnet.MPNetEncoder.relative_position_bucket(torch.from_numpy(-distances), buckets, farthest).numpy()
+    found = bucketed_distances(buckets, farthest)[np.clip(distances, -farthest, farthest) + farthest]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_the_offsets_and_segments_of_keys_are_those_of_queries_by_default():

@@ -438,13 +438,14 @@ _T5 = FamilyCase(
         "few buckets": Variant(
             {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 9}, (39, 1, 7)
         ),
+        "buckets that do not halve": Variant({"relative_attention_num_buckets": 19, "num_layers": 1}, (131, 2)),
     },
     everything={"feed_forward_proj": "gated-gelu"},
     keys={"hidden_size": "d_model", "num_attention_heads": "num_heads", "num_hidden_layers": "num_layers",
           "hidden_act": "feed_forward_proj"},
     elsewhere=("SequenceClassification", "QuestionAnswering"),
     copies={"transformer.encoder.embed_tokens.weight": "transformer.shared.weight"},
-    refused={"relative_attention_num_buckets": 30, "relative_attention_max_distance": 8, "feed_forward_proj": "gated",
+    refused={"relative_attention_num_buckets": 3, "relative_attention_max_distance": 8, "feed_forward_proj": "gated",
              "d_kv": 0, "num_layers": 10**9, "is_decoder": True},
 )  # fmt: skip
 _NEOBERT = FamilyCase(
