@@ -17,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from bertcore.checkpoint.files import MOST_BYTES
+
 LONGEST_LINE = 1 << 24  # bytes
 KEPT_PROBLEMS = 20
 STDIN = "-"
@@ -53,7 +55,8 @@ class Records:
 
     - .txt, .text, .md, or none: a record {"text": line} for each line; an empty line is a record, too: it ends a
       document.
-    - .jsonl, .json: a record for the object in each line; or SQuAD's own nested file, which is read whole.
+    - .jsonl, .json: a record for the object in each line; or SQuAD's own nested file, which is read whole
+      and may have at most 256 MB, uncompressed.
     - .csv, .tsv: a record for each row, with the names in the first line; a quoted field may have several lines, and a
       row at most 16 million characters.
 
@@ -213,7 +216,9 @@ def _is_squad(stream: Any) -> bool:
 def _squad(stream: IO[bytes]) -> Parsed:
     """Yield the questions of SQuAD's own file, in the form of the data set on the Hugging Face hub."""
     try:
-        file = json_object(stream.read().decode("utf-8-sig"))
+        if len(content := stream.read(MOST_BYTES + 1)) > MOST_BYTES:
+            raise ValueError(f"a file of more than {MOST_BYTES} bytes, which would be read whole")
+        file = json_object(content.decode("utf-8-sig"))
     except (*_DAMAGED, ValueError) as error:
         yield _Problem(1, str(error))
     else:

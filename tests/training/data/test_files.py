@@ -182,6 +182,18 @@ def test_squads_own_file_with_a_wrong_part(tmp_path, article, message):
     assert len(list(records)) == 1 and records.malformed == 1
 
 
+def test_squads_own_file_is_read_up_to_a_limit(tmp_path, monkeypatch):
+    """A small compressed file may claim to be any size: no more than the limit is read of it."""
+    monkeypatch.setattr(module, "MOST_BYTES", 1 << 20)
+    path = write(tmp_path / "a.json.gz", b'{"data": [{"title": "' + b"a" * (32 << 20))
+    tracemalloc.start()
+    try:
+        refuses(MalformedRecord, "a.json.gz:1: a file of more than 1048576 bytes", list, Records(path))
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("damage", ["cut", "flipped", "none"])
 def test_damaged_compression(tmp_path, damage):
     data = gzip.compress(b"good\n" * 10_000)
