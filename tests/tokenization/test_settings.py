@@ -162,11 +162,18 @@ def test_the_tokens_are_those_of_the_whole_text(name, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_many_texts_have_the_tokens_of_each(name, tmp_path):
-    """Many texts are encoded without offsets."""
+    """Many texts are encoded by a pool of threads, and without offsets where only the ids are needed."""
     write_family(tmp_path, name)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     rng = random.Random(name)
-    texts = ["".join(rng.choices(WORDS, k=rng.randrange(40))) for _ in range(3 * engine.PARALLEL_TEXTS)]
+    texts, others = (
+        ["".join(rng.choices(WORDS, k=rng.randrange(40))) for _ in range(3 * engine.PARALLEL_TEXTS)] for _ in range(2)
+    )
+    options = {"max_length": 9, "return_offsets_mapping": True, "return_special_tokens_mask": True}
+    for rows in ([(text,) for text in texts], list(zip(texts, others, strict=True))):
+        each = [dict(tokenizer(*row, truncation=True, **options)) for row in rows]
+        together = tokenizer(*map(list, zip(*rows, strict=True)), truncation=True, **options)
+        assert [dict(zip(together, values, strict=True)) for values in zip(*together.values(), strict=True)] == each
     each = [tokenizer(text, truncation=True, max_length=9)["input_ids"] for text in texts]
     assert [ids for ids, _ in tokenizer.encode_beginnings(texts, 9)] == each
     assert tokenizer.whole_ids(texts) == [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
