@@ -79,6 +79,7 @@ class Asking:
 def attack(port: int, stop: Event, results: "Queue[Counter[str]]") -> None:
     """Use the server wrongly in every way at once, until `stop` is set; then put the counts of the answers."""
     askers: list[Asking] = []
+    refused = Counter[str]()
 
     def asking(*asked: tuple[str, bytes], pause: float = 0.0) -> Callable[[], None]:
         client = Asking(port)
@@ -98,14 +99,14 @@ def attack(port: int, stop: Event, results: "Queue[Counter[str]]") -> None:
         *(asking(("/embed", GIANT)) for _ in range(2)),
         asking(*(("/embed", body) for body in BODIES), ("/decode", DECODED), pause=0.05),
         *(asking(*ORDINARY, pause=0.05) for _ in range(2)),
-        lambda: _broken(port, stop),
+        lambda: _broken(port, stop, refused),
     ]
     threads = [threading.Thread(target=loop) for loop in loops]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    results.put(sum((client.seen for client in askers), Counter()))
+    results.put(sum((client.seen for client in askers), refused))
 
 
 def _never_read(port: int, stop: Event) -> None:
@@ -141,10 +142,11 @@ def _half_open(port: int, stop: Event) -> None:
         connection.close()
 
 
-def _broken(port: int, stop: Event) -> None:
-    """Send what is not HTTP."""
+def _broken(port: int, stop: Event, seen: Counter[str]) -> None:
+    """Send what is not HTTP, and count the statuses of the answers."""
     while not stop.wait(1):
         for sent in BROKEN:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
                 connection.sendall(sent)
-                connection.recv(1000)
+                if answer := connection.recv(1000):
+                    seen[answer[9:12].decode()] += 1

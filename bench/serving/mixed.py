@@ -76,7 +76,7 @@ def _measure(server: Server, options: argparse.Namespace) -> list[str]:
     stop, results = context.Event(), context.Queue()
     attacker = context.Process(target=attack, args=(server.port, stop, results))
     attacker.start()
-    client.seen.clear()
+    first, client.seen = client.seen, Counter()
     beside = _times(client, process, seconds=options.seconds)
     stop.set()
     small, seen = client.seen, results.get(timeout=120)
@@ -105,7 +105,7 @@ def _measure(server: Server, options: argparse.Namespace) -> list[str]:
         broken.append(f"answers of other kinds: {', '.join(sorted(others))}")
     if small["closed"] > MOST_CLOSED * len(beside):
         broken.append(f"{small['closed']} small requests of {len(beside)} without an answer")
-    return [*broken, *_broken_after(server, client, files)]
+    return [*broken, *_broken_after(server, client, files, first + small + seen)]
 
 
 def _times(client: Asking, process: int, count: int | None = None, seconds: float = np.inf) -> list[Sample]:
@@ -118,9 +118,9 @@ def _times(client: Asking, process: int, count: int | None = None, seconds: floa
     return samples
 
 
-def _broken_after(server: Server, client: Asking, files: int) -> Iterator[str]:
-    """Yield the promises that are broken once the load has ended."""
-    client.seen.clear()
+def _broken_after(server: Server, client: Asking, files: int, seen: Counter[str]) -> Iterator[str]:
+    """Yield the promises that are broken once the load, whose answers were `seen`, has ended."""
+    client.seen = Counter()
     if not client.ask("/embed", SMALL) or client.seen["200"] != 1:
         yield "no answer after the load"
     with contextlib.closing(Client(server.port)) as reader:
@@ -132,6 +132,8 @@ def _broken_after(server: Server, client: Asking, files: int) -> Iterator[str]:
     print(f"counted by the server: {dict(sums)}")
     if sums["500"]:
         yield f"{sums['500']} answers with status 500"
+    if lost := {status: seen[status] - sums[status] for status in STATUSES if seen[status] > sums[status]}:
+        yield f"answers that clients saw and the server did not count: {lost}"
     end = time.monotonic() + ENDS
     while (left := _open_files(server.process.pid)) > files + 1 and time.monotonic() < end:
         time.sleep(0.5)
