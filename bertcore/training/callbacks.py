@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +25,8 @@ class TrainerCallback:
 
     Each method receives the arguments, the state and the control, whose switches it may set, and by name `model`,
     `optimizer`, `lr_scheduler`, `processing_class` and the subject of the event: `logs` (on_log), `metrics`
-    (on_evaluate), `folder` (on_save). A callback with `state_dict` and `load_state_dict` (JSON values) keeps its state
+    (on_evaluate), `folder` (on_save). Outside `train`, `Trainer.evaluate` and `log` call on_log and on_evaluate. A
+    callback with `state_dict` and `load_state_dict` (JSON values) keeps its state
     when a run is resumed.
     """
 
@@ -72,7 +74,14 @@ class EarlyStoppingCallback(TrainerCallback):
         self.best: float | None = None
         self.failures = 0
 
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        if state.global_step == 0:
+            self.best, self.failures = None, 0
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        if args.best_metric not in event["metrics"]:
+            warnings.warn(f"early stopping ignores an evaluation without {args.best_metric}", stacklevel=2)
+            return
         value = args.deciding_value(event["metrics"])
         if args.gain(value, self.best) > self.threshold:
             self.best, self.failures = value, 0
@@ -90,10 +99,11 @@ class EarlyStoppingCallback(TrainerCallback):
 
 
 class Callbacks:
-    """All callbacks of a run, called in turn."""
+    """All callbacks of a run, called in turn, with `details` beside those of each event."""
 
-    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]]):
+    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], **details: Any):
         self.all: list[TrainerCallback] = []
+        self.details = details
         for callback in callbacks:
             self.add(callback, "callbacks")
 
@@ -118,9 +128,9 @@ class Callbacks:
         """Call the method `event` of each callback; if on_train_begin raises, end the run for the earlier ones."""
         with ExitStack() as ended_on_failure:
             for callback in self.all:
-                getattr(callback, event)(*now, **details)
+                getattr(callback, event)(*now, **self.details, **details)
                 if event == "on_train_begin":
-                    ended_on_failure.callback(callback.on_train_end, *now, **details)
+                    ended_on_failure.callback(callback.on_train_end, *now, **self.details, **details)
             ended_on_failure.pop_all()
 
     def state_dict(self) -> dict[str, Any]:
@@ -146,10 +156,12 @@ LOG_NAME, PLOT_NAME, TENSORBOARD_NAME = "log.jsonl", "loss.png", "runs"
 
 
 class JsonLog(TrainerCallback):
-    """Write each line of the log to log.jsonl as a JSON object, with null for inf and NaN.
+    """Write each line of a run's log to log.jsonl as a JSON object, with null for inf and NaN.
 
     A resumed run keeps the lines up to its checkpoint.
     """
+
+    _file: IO[str] | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Write the lines so far. Raises ValueError if another run is writing to the file."""
@@ -163,12 +175,13 @@ class JsonLog(TrainerCallback):
             self._write(state.log_history)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._write([event["logs"]])
+        if self._file is not None:
+            self._write([event["logs"]])
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         """Close the file, so that another run may write to it."""
         self._file.close()
-        del self._file  # trainers are copied and pickled, files are not
+        self._file = None  # trainers are copied and pickled, files are not
 
     def _write(self, lines: Iterable[Mapping[str, float]]) -> None:
         with naming(self._path):
@@ -242,59 +255,92 @@ class LossPlot(TrainerCallback):
             replace(new, file)
 
 
-class TensorBoard(TrainerCallback):
+class Report(TrainerCallback):
+    """Base class of reports by another package: open during a run, and for each line of the log outside of one."""
+
+    _writer: Any = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        self._writer = self.opened(args)
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        logs = dict(event["logs"])
+        writer = self._writer or self.opened(args)
+        self.write(writer, logs, logs.pop("step"))
+        if self._writer is None:
+            self.close(writer)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        self.close(self._writer)
+        self._writer = None
+
+    def opened(self, args: TrainingArguments) -> Any:
+        """Return the object that writes, which continues the earlier report of this object."""
+        raise NotImplementedError
+
+    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
+        """Write a line of the log."""
+        raise NotImplementedError
+
+    def close(self, writer: Any) -> None:
+        """End the report until it is opened again."""
+        raise NotImplementedError
+
+
+class TensorBoard(Report):
     """Write the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+    def opened(self, args: TrainingArguments) -> Any:
         from tensorboard.summary import Writer
 
-        self._writer = Writer(str(Path(args.output_dir) / TENSORBOARD_NAME))
+        return Writer(str(Path(args.output_dir) / TENSORBOARD_NAME))
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        for name, value in event["logs"].items():
-            if name != "step":
-                self._writer.add_scalar(name, value, event["logs"]["step"])
+    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
+        for name, value in logs.items():
+            writer.add_scalar(name, value, step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._writer.close()
+    def close(self, writer: Any) -> None:
+        writer.close()
 
 
-class WeightsAndBiases(TrainerCallback):
+class WeightsAndBiases(Report):
     """Log a run with wandb, which reads WANDB_PROJECT and the like itself; the config has the arguments."""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+    _id: str | None = None
+
+    def opened(self, args: TrainingArguments) -> Any:
         import wandb
 
-        self._run = wandb.init(dir=str(args.output_dir), config=_settings(args))
+        run = wandb.init(dir=str(args.output_dir), config=_settings(args), id=self._id, resume="allow")
+        self._id = run.id
+        return run
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        logs = dict(event["logs"])
-        self._run.log(logs, step=logs.pop("step"))
+    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
+        writer.log(logs, step=step)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._run.finish()
-        del self._run
+    def close(self, writer: Any) -> None:
+        writer.finish()
 
 
-class MLflow(TrainerCallback):
+class MLflow(Report):
     """Log a run with mlflow, which reads MLFLOW_TRACKING_URI and the like itself; the parameters are the arguments."""
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+    _id: str | None = None
+
+    def opened(self, args: TrainingArguments) -> Any:
         import mlflow
 
-        mlflow.start_run()
-        mlflow.log_params(_settings(args))
+        run = mlflow.start_run(run_id=self._id)
+        if self._id is None:
+            mlflow.log_params(_settings(args))
+        self._id = run.info.run_id
+        return mlflow
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        import mlflow
+    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
+        writer.log_metrics(logs, step=step)
 
-        logs = dict(event["logs"])
-        mlflow.log_metrics(logs, step=logs.pop("step"))
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        import mlflow
-
-        mlflow.end_run()
+    def close(self, writer: Any) -> None:
+        writer.end_run()
 
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class Run:
         batches: the dataset's batches.
         collate: makes a batch from examples and the batch's number.
         length: the number of steps; None if only time ends the run.
-        evaluate: returns the metrics of the evaluation.
+        evaluate: logs the metrics of the evaluation, calls `on_evaluate` and returns them.
     """
 
     model: Any
@@ -96,6 +96,7 @@ class Run:
             teacher=fingerprint_of(self.objective.teacher),
         )
         self.control = TrainerControl()
+        self.callbacks.details |= {"optimizer": self.optimizer, "lr_scheduler": self.schedule}
         self._saved_at = -1
         self._pending, self._is_finite = PendingSteps(), True
         self._loss_scale = LossScale() if self.args.fp16 else None
@@ -405,12 +406,11 @@ class Run:
 
     def _evaluate(self, *, at_start: bool = False) -> None:
         self.model.eval()
-        metrics = self.processes.from_first(self.evaluate)
-        self.log({**metrics, "epoch": self.state.epoch})
+        metrics = self.evaluate()
+        self._join()
         self._note_best(metrics)
         if self.schedule.metrics is not None and not at_start:
             self.schedule.step(self.args.deciding_value(metrics))
-        self._call("on_evaluate", metrics=metrics)
 
     def _note_best(self, metrics: Mapping[str, float]) -> None:
         args, state = self.args, self.state
@@ -439,9 +439,11 @@ class Run:
         self._call("on_save", folder=folder)
 
     def _call(self, event: str, **details: Any) -> None:
-        more = {"model": self.model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
-        more["processing_class"] = self.tokenizer
-        self.callbacks.call(event, self.args, self.state, self.control, **more, **details)
+        self.callbacks.call(event, self.args, self.state, self.control, **details)
+        self._join()
+
+    def _join(self) -> None:
+        """Set every switch that a callback in any process has set."""
         self.control.join(self.processes.gathered(self.control))
         self.state.is_epoch_stopped = self.control.should_epoch_stop
 

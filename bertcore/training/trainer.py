@@ -15,7 +15,7 @@ from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
-from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerState, reports_of
+from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerControl, TrainerState, reports_of
 from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, sweep_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
@@ -104,8 +104,10 @@ class Trainer:
         self.data_collator = data_collator or self._default_collator()
         self.optimizer, self.schedule = _checked_optimizers(optimizers)
         self.processes = started_together()
-        self.callbacks = Callbacks([*(reports_of(args) if self.processes.is_first else ()), *(callbacks or ())])
-        self.state = TrainerState()
+        reports = reports_of(args) if self.processes.is_first else ()
+        details = {"model": model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
+        self.callbacks = Callbacks([*reports, *(callbacks or ())], **details, processing_class=processing_class)
+        self.state, self.control = TrainerState(), TrainerControl()
 
     def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
         """Train for the epochs, steps or seconds of the arguments.
@@ -136,7 +138,7 @@ class Trainer:
         run = self._run()
         if start is not None:
             run.resume(start)
-        self.state = run.state
+        self.state, self.control = run.state, run.control
         if self.args.gradient_checkpointing:
             self.model.gradient_checkpointing_enable()
         with held_back() as ending:
@@ -146,24 +148,25 @@ class Trainer:
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Return the loss and the metrics on a dataset, by default `eval_dataset`; on each of several, by name.
+        """Log and return the loss and the metrics on a dataset, by default `eval_dataset`; on each of several, by name.
 
         Returns:
             {"eval_loss": ..., the results of `compute_metrics` (each name with the prefix), "eval_runtime": seconds,
-            "eval_samples_per_second": ..., "eval_steps_per_second": ...}.
+            "eval_samples_per_second": ..., "eval_steps_per_second": ..., "epoch": the epochs trained}.
         """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("eval_dataset is missing")
-        if not isinstance(dataset, Mapping):
-            metrics, kept = self._evaluated(dataset, metric_key_prefix, keep=self.compute_metrics is not None)
+        parts = {metric_key_prefix: dataset}
+        if isinstance(dataset, Mapping):
+            parts = {f"{metric_key_prefix}_{name}": part for name, part in dataset.items()}
+        metrics: dict[str, float] = {}
+        for prefix, part in parts.items():
+            found, kept = self._evaluated(part, prefix, keep=self.compute_metrics is not None)
             if kept is not None and kept.label_ids is None:
                 raise ValueError("compute_metrics is given, and the evaluation's batches have no labels for it")
-            return metrics
-        metrics = {}
-        for name, part in dataset.items():
-            metrics |= self.evaluate(part, f"{metric_key_prefix}_{name}")
-        return metrics
+            metrics |= found
+        return self._reported(metrics)
 
     def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
         """Return the predictions on a dataset, and the labels and metrics if it has labels."""
@@ -220,6 +223,12 @@ class Trainer:
     def remove_callback(self, callback: TrainerCallback | type[TrainerCallback]) -> None:
         """Remove a callback, or the first of a class."""
         self.callbacks.pop(callback)
+
+    def log(self, logs: Mapping[str, float]) -> None:
+        """Add a line to the log, with the epoch and the step, and call `on_log`."""
+        line = {**logs, "epoch": self.state.epoch, "step": self.state.global_step}
+        self.state.log_history.append(line)
+        self.callbacks.call("on_log", self.args, self.state, self.control, logs=line)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         """Return the loss of a batch, or (loss, the model's output); a subclass may have another loss.
@@ -287,7 +296,7 @@ class Trainer:
             self.callbacks,
             self.processes,
             self.processing_class,
-            self.evaluate,
+            self._evaluated_together,
         )
 
     def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
@@ -321,6 +330,17 @@ class Trainer:
         return NumberedCollator(self.data_collator, self.args.seed, columns)
 
     # --- results ----------------------------------------------------------------------------------------
+
+    def _reported(self, metrics: dict[str, float]) -> dict[str, float]:
+        metrics = {**metrics, "epoch": self.state.epoch}
+        self.log(metrics)
+        self.callbacks.call("on_evaluate", self.args, self.state, self.control, metrics=metrics)
+        return metrics
+
+    def _evaluated_together(self) -> dict[str, float]:
+        """Evaluate in the first process, and report in all."""
+        metrics = self.processes.from_first(self.evaluate)
+        return metrics if self.processes.is_first else self._reported(metrics)
 
     def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
         started, was_training = time.monotonic(), self.model.training

@@ -54,6 +54,7 @@ def test_evaluate_and_predict(tmp_path):
         "eval_accuracy",
         "eval_runtime",
         *(f"eval_{kind}_per_second" for kind in ("samples", "steps")),
+        "epoch",
     }
     predicted = trainer.predict(LABELLED[:9])
     np.testing.assert_allclose(predicted.predictions, out.logits, atol=1e-6)

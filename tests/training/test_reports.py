@@ -99,7 +99,9 @@ def test_the_plot(tmp_path, monkeypatch):
 @pytest.mark.parity
 def test_tensorboard_reads_what_was_written(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    history = run_of_4_steps(tmp_path, "tensorboard", disable_tqdm=True).state.log_history
+    trainer = run_of_4_steps(tmp_path, "tensorboard", disable_tqdm=True)
+    trainer.evaluate(LABELLED[:2], "test")
+    history = trainer.state.log_history
     events = accumulator.EventAccumulator(str(tmp_path / "runs"))
     events.Reload()
     names = {name for logs in history for name in logs if name != "step"}
@@ -139,8 +141,10 @@ def test_the_log_is_json_whatever_is_logged(tmp_path):
 class FakeRun:
     """A run of wandb, and the module mlflow."""
 
+    id = run_id = "the first"
+
     def __init__(self):
-        self.lines, self.settings, self.is_over = [], None, False
+        self.lines, self.started, self.settings, self.is_over, self.info = [], [], None, False, self
 
     def log(self, logs, step):
         self.lines.append({**logs, "step": step})
@@ -150,8 +154,10 @@ class FakeRun:
 
     log_metrics, end_run = log, finish
 
-    def start_run(self):
+    def start_run(self, run_id):
         self.is_over = False
+        self.started.append(run_id)
+        return self
 
     def log_params(self, settings):
         self.settings = settings
@@ -161,14 +167,15 @@ class FakeRun:
 def test_reports_by_other_packages(tmp_path, monkeypatch, report):
     run = FakeRun()
 
-    def init(dir, config):
+    def init(dir, config, id=None, resume=None):
         run.settings = config
-        return run
+        return run.start_run(id)
 
     monkeypatch.setattr(callbacks, "find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, report, run if report == "mlflow" else SimpleNamespace(init=init))
-    history = run_of_4_steps(tmp_path, report, disable_tqdm=True).state.log_history
-    assert run.lines == history and run.is_over
+    trainer = run_of_4_steps(tmp_path, report, disable_tqdm=True)
+    trainer.evaluate()
+    assert run.lines == trainer.state.log_history and run.is_over and run.started == [None, "the first"]
     assert run.settings["learning_rate"] == 5e-5 and run.settings["output_dir"] == str(tmp_path)
     every = callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))
     assert not any(isinstance(each, callbacks.WeightsAndBiases | callbacks.MLflow) for each in every)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parity
 ROWS = [{"input_ids": [5, 6, 7, 8 + at], "attention_mask": [1] * 4, "labels": at % 2} for at in range(18)]
 STEPS = {"eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3}
 EPOCHS = {"eval_strategy": "epoch", "save_strategy": "epoch"}
-OTHERS = {"step", "seconds", "tokens", "total_flos"}  # of a line, which one of the two has
+OTHERS = {"step", "seconds", "tokens", "total_flos", *(f"{part}_model_preparation_time" for part in ("eval", "test"))}
 EVENTS = "on_epoch_begin", "on_step_end", "on_log", "on_evaluate", "on_save", "on_epoch_end", "on_train_end"
 
 
@@ -44,8 +44,9 @@ def theirs(folder, callbacks, **settings):
 
 
 def noted(make, peer, folder, stop, **settings):
-    """Return the events of a run that ends by itself, at the step `stop` or "early", its trainer and its result.
+    """Return the events of a run with an evaluation before and after it, its trainer and its result.
 
+    The run ends by itself, or at the step `stop`, or "early".
     With "epoch" the first two epochs end at the steps 2 and 3.
     """
     seen = []
@@ -62,9 +63,13 @@ def noted(make, peer, folder, stop, **settings):
     note_all = type("Note", (peer.TrainerCallback,), {name: note(name) for name in EVENTS})()
     settings |= {"per_device_train_batch_size": 4, "logging_steps": 1, "report_to": "none", "disable_tqdm": True}
     trainer = make(folder, [*own, note_all], **settings)
-    return seen, trainer, trainer.train()
+    trainer.evaluate()
+    done = trainer.train()
+    trainer.evaluate(ROWS[:2], metric_key_prefix="test")
+    return seen, trainer, done
 
 
+@pytest.mark.filterwarnings("ignore:early stopping ignores")
 @pytest.mark.parametrize("stop, settings", [
     (None, STEPS | {"num_train_epochs": 2}),
     (None, EPOCHS | {"max_steps": 7, "load_best_model_at_end": True}),
