@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import numpy as np
 
@@ -236,6 +236,10 @@ class Encoder:
         if output_path is not None:
             Path(output_path).mkdir(parents=True, exist_ok=True)
         return evaluator(self, output_path)
+
+    def eval(self) -> Self:
+        """Return the encoder as it is: it computes without dropout."""
+        return self
 
     def save_pretrained(self, path: str | os.PathLike, *, safe_serialization: bool = True) -> None:
         """Write the encoder into the folder `path`, in a form that sentence-transformers and this class load.

@@ -1,7 +1,9 @@
 """Evaluators: metrics as sentence-transformers and scikit-learn compute them, and wrong data."""
 
 import csv
+import functools
 import importlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from bertcore.tasks.evaluation import (
     TripletEvaluator,
 )
 from bertcore.tasks.evaluation.evaluator import average_precision, ndcg, of_thresholds
+from bertcore.training.objectives import Softmax
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
@@ -37,6 +40,8 @@ SCORES = np.random.default_rng(3).random(19).round(1).tolist()
 LABELS = [int(place % 3 == 0) for place in range(19)]
 IDS = {str(place): text for place, text in enumerate(MANY)}
 SAME = [("1", "2"), ("2", "5"), ("35", "36"), ("36", "37"), ("7", "nowhere")]
+TEACHER = object()  # stands for the encoder
+ROWS = [{"de": MANY[k], "en": MANY[k + 9], "fr": MANY[k + 18] if k % 2 else " "} for k in range(9)]
 ALL = ["cosine", "dot", "euclidean", "manhattan"]
 DATA = {
     "retrieval": ("InformationRetrievalEvaluator", (QUERIES, CORPUS, RELEVANT), {}),
@@ -65,6 +70,9 @@ DATA = {
     "binary-all": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {"similarity_fn_names": ALL}),
     "alike": ("BinaryClassificationEvaluator", (MANY[:5], MANY[:5], [1] * 5), {}),
     "reranking": ("RerankingEvaluator", (SAMPLES,), {"at_k": 2}),
+    "mse": ("MSEEvaluator", (MANY[:19], MANY[19:38], TEACHER), {}),
+    "mse-named": ("MSEEvaluator", (MANY[:19], MANY[:19], TEACHER), {"name": "some", "truncate_dim": 5}),
+    "mse-languages": ("MSEEvaluatorFromDataFrame", (ROWS, TEACHER, [("de", "en"), ("de", "fr")]), {"name": "some"}),
     "mining": ("ParaphraseMiningEvaluator", (IDS, SAME), {}),
     "mining-self": ("ParaphraseMiningEvaluator", (IDS, [*SAME, ("3", "3")]), {"add_transitive_closure": True}),
     "mining-closure": ("ParaphraseMiningEvaluator", (IDS, SAME), {"add_transitive_closure": True, "max_pairs": 300}),
@@ -81,15 +89,60 @@ def encoder(tmp_path_factory):
 def test_metrics_and_tables_equal_sentence_transformers(encoder, case, tmp_path):
     peers = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
     name, data, options = DATA[case]
+    data = [encoder if each is TEACHER else each for each in data]
     peer, ours = getattr(peers, name)(*data, **options), getattr(evaluation, name)(*data, **options)
     folders = [tmp_path / kind for kind in ("theirs", "ours")]
     expected, found = encoder.evaluate(peer, str(folders[0])), encoder.evaluate(ours, str(folders[1]))
     theirs, tables = ([(file.name, file.read_text().split()[0]) for file in folder.iterdir()] for folder in folders)
     assert tables == theirs
     for metric, value in expected.items():
-        rounded = any(part in metric for part in ("threshold", "pearson", "_accuracy"))  # in float32
+        rounded = any(part in metric for part in ("threshold", "pearson", "_accuracy", "mse"))  # in float32
         assert found[metric] == pytest.approx(value, abs=1e-6 if rounded else 1e-9)
     assert set(found) == set(expected) and ours.primary_metric == peer.primary_metric
+
+
+@pytest.mark.parity
+def test_translations_and_sequences_equal_sentence_transformers(encoder, tmp_path, capsys):
+    peers = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
+    results = []
+
+    def encode(texts, convert_to_numpy, **options):
+        return list(encoder.encode(texts, **options, convert_to_tensor=True))
+
+    card = SimpleNamespace(set_evaluation_metrics=lambda *given: None)
+    columns = [*MANY[:24], *["the cat"] * 3], [*MANY[:20], *["the cat"] * 7]
+    for kind, model in (peers, SimpleNamespace(encode=encode, model_card_data=card)), (evaluation, encoder):
+        folder = tmp_path / kind.__name__
+        translations = kind.TranslationEvaluator(*columns, name="some", print_wrong_matches=True)
+        found = translations(model, str(folder))
+        pairs = kind.TripletEvaluator(MANY[:13], MANY[13:26], MANY[26:])
+        several = kind.SequentialEvaluator([pairs, lambda *given: given[2], pairs], main_score_function=sum)
+        found |= several(encoder, str(folder), 3)
+        files = {file.name: file.read_text().split()[0] for file in folder.iterdir()}
+        results.append((pytest.approx(found, abs=1e-6), files, translations.primary_metric, several.primary_metric))
+    assert results[0][0] == found and results[1][1:] == results[0][1:] and 0 < found["some_mean_accuracy"] < 1
+    assert kind.SequentialEvaluator([])(encoder) == {"sequential_score": 0.0}
+    assert "expected 'the cat', found:\n  1.0000 " in capsys.readouterr().out
+
+
+def test_accuracy_of_a_trained_classifier(tmp_path):
+    """The classifier's own loss on the same pairs gives its logits."""
+    encoder = SentenceEncoder(save_tiny_encoder(tmp_path))
+    objective, labels = Softmax(3, concatenation_sent_multiplication=True), np.arange(12) % 3
+    evaluator = functools.partial(evaluation.LabelAccuracyEvaluator, softmax_model=objective)
+    examples = [SimpleNamespace(texts=[MANY[k], MANY[k + 12]], label=labels[k]) for k in range(12)]
+    batches = [examples[:8], examples[8:]]
+    refuses(ValueError, "Softmax has no classifier yet", evaluator(batches), encoder)
+    refuses(TypeError, "softmax_model is int, expected the objective Softmax", evaluator, [], softmax_model=3)
+    objective.parameters(encoder.model)
+    right = 0
+    for example in examples:
+        batch = objective.collator(encoder.tokenizer)([{"a": example.texts[0], "b": example.texts[1], "label": 0}])
+        losses = [float(objective.loss(encoder.model, {**batch, "labels": np.array([k])}).loss) for k in range(3)]
+        right += int(np.argmin(losses)) == example.label
+    found = evaluator(batches, "some")(encoder, tmp_path)
+    assert found == {"some_accuracy": right / 12} and 0 < right < 12
+    assert (tmp_path / "accuracy_evaluation_some_results.csv").read_text().startswith("epoch,steps,accuracy\n-1,-1,0.")
 
 
 @pytest.mark.parity
@@ -214,6 +267,7 @@ TWO = ["a", "b"]
     (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
     (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
     (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
+    (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
     (TypeError, "sentences1 is str", "BinaryClassification", ("ab", TWO, [1, 0]), {}),
     (ValueError, "anchors has 0", "Triplet", ([], [], []), {}),
     (ValueError, "margin has cosin", "Triplet", (TWO, TWO, TWO), {"margin": {"cosin": 1}}),

@@ -10,6 +10,13 @@ from bertcore.tasks.evaluation.pairs import (
     EmbeddingSimilarityEvaluator,
     TripletEvaluator,
 )
+from bertcore.tasks.evaluation.parallel import (
+    LabelAccuracyEvaluator,
+    MSEEvaluator,
+    MSEEvaluatorFromDataFrame,
+    SequentialEvaluator,
+    TranslationEvaluator,
+)
 from bertcore.tasks.evaluation.retrieval import (
     InformationRetrievalEvaluator,
     ParaphraseMiningEvaluator,
@@ -18,5 +25,6 @@ from bertcore.tasks.evaluation.retrieval import (
 
 __all__ = [
     "BinaryClassificationEvaluator", "EmbeddingSimilarityEvaluator", "Evaluator", "InformationRetrievalEvaluator",
-    "ParaphraseMiningEvaluator", "RerankingEvaluator", "TripletEvaluator",
+    "LabelAccuracyEvaluator", "MSEEvaluator", "MSEEvaluatorFromDataFrame", "ParaphraseMiningEvaluator",
+    "RerankingEvaluator", "SequentialEvaluator", "TranslationEvaluator", "TripletEvaluator",
 ]  # fmt: skip

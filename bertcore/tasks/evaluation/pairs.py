@@ -42,7 +42,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         **options: Any,
     ):
         super().__init__(batch_size=batch_size, **options)
-        self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
+        self.sentences1, self.sentences2 = parallel_texts(sentences1=sentences1, sentences2=sentences2)
         self.scores = _numbers("scores", scores, len(self.sentences1))
         self.main_similarity = main_similarity
         self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity)
@@ -106,7 +106,7 @@ class TripletEvaluator(Evaluator):
         **options: Any,
     ):
         super().__init__(batch_size=batch_size, **options)
-        self.triplets = _columns(anchors=anchors, positives=positives, negatives=negatives)
+        self.triplets = parallel_texts(anchors=anchors, positives=positives, negatives=negatives)
         self.main_similarity_function = main_similarity_function
         self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity_function)
         margins = margin if isinstance(margin, Mapping) else dict.fromkeys(SIMILARITIES, margin or 0.0)
@@ -160,7 +160,7 @@ class BinaryClassificationEvaluator(Evaluator):
         **options: Any,
     ):
         super().__init__(**options)
-        self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
+        self.sentences1, self.sentences2 = parallel_texts(sentences1=sentences1, sentences2=sentences2)
         numbers = _numbers("labels", labels, len(self.sentences1))
         if not np.isin(numbers, (0, 1)).all():
             raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
@@ -186,7 +186,7 @@ class BinaryClassificationEvaluator(Evaluator):
         return {f"{name}_{key}": value for name, each in found.items() for key, value in each.items()}, f"{primary}_ap"
 
 
-def _columns(**columns: Sequence[str]) -> list[list[str]]:
+def parallel_texts(**columns: Sequence[str]) -> list[list[str]]:
     """Return the texts of each column. Raises ValueError unless all have the same number, at least one."""
     checked = {name: list(checked_texts(texts, name)) for name, texts in columns.items()}
     counts = {name: len(texts) for name, texts in checked.items()}

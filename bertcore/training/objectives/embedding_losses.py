@@ -276,6 +276,13 @@ class Softmax(EmbeddingObjective):
             self._model = model
         return list(self._classifier.parameters())
 
+    def predictions(self, vectors: Array) -> Array:
+        """Return the classifier's logits, (pairs, num_labels), for embeddings: the pairs' texts in turn."""
+        if self._classifier is None:
+            raise ValueError("Softmax has no classifier yet: train with it first")
+        features = _features(kernels.array_module(vectors), vectors, self.parts)
+        return self._classifier(Pass.begin(features), features)
+
     def loss(self, model: Any, batch: Batch) -> Any:
         texts, _, labels = self.checked(batch)
         self.parameters(model)
@@ -289,23 +296,28 @@ class Softmax(EmbeddingObjective):
         return out
 
 
+def _features(xp: Any, vectors: Array, parts: tuple[bool, bool, bool]) -> Array:
+    first, second = vectors[::2], vectors[1::2]
+    every = first, second, abs(first - second), first * second
+    kept = (parts[0], parts[0], *parts[1:])
+    return xp.concatenate([each for each, is_kept in zip(every, kept, strict=True) if is_kept], axis=1)
+
+
 @operation()
 def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, parts: tuple[bool, bool, bool]) -> Any:
     """Return (pairs, features): two neighbours, their absolute difference and their product, as `parts` asks."""
     xp, (vectors, spread) = kernels.array_module(hidden), pooled(hidden, mask, pooling)
     first, second = vectors[::2], vectors[1::2]
     kept = (parts[0], parts[0], *parts[1:])
-    every = first, second, abs(first - second), first * second
-    made = [each for each, is_kept in zip(every, kept, strict=True) if is_kept]
 
     def pullback(grad):
-        given = iter(xp.split(grad, len(made), axis=1))
+        given = iter(xp.split(grad, sum(kept), axis=1))
         of_first, of_second, of_size, of_product = (next(given) if is_kept else 0 for is_kept in kept)
         of_size = of_size * xp.sign(first - second)
         both = of_first + of_size + of_product * second, of_second - of_size + of_product * first
         return (spread(xp.stack(both, axis=1).reshape(vectors.shape)),)
 
-    return xp.concatenate(made, axis=1), pullback
+    return _features(xp, vectors, parts), pullback
 
 
 class AdaptiveLayer(EmbeddingObjective):
