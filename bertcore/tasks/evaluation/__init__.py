@@ -4,18 +4,15 @@ Construct an evaluator with its data and call it with encoders: `evaluator(encod
 It uses only an encoder's `encode_query`, `encode_document`, `encode`, `similarity` and `similarity_pairwise`.
 """
 
-from bertcore.tasks.evaluation.evaluator import Evaluator
+from bertcore.tasks.evaluation.evaluator import Evaluator, SequentialEvaluator
 from bertcore.tasks.evaluation.pairs import (
     BinaryClassificationEvaluator,
     EmbeddingSimilarityEvaluator,
-    TripletEvaluator,
-)
-from bertcore.tasks.evaluation.parallel import (
     LabelAccuracyEvaluator,
     MSEEvaluator,
     MSEEvaluatorFromDataFrame,
-    SequentialEvaluator,
     TranslationEvaluator,
+    TripletEvaluator,
 )
 from bertcore.tasks.evaluation.retrieval import (
     InformationRetrievalEvaluator,

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,36 @@ class Evaluator:
         if self.truncate_dim is not None:
             options["truncate_dim"] = self.truncate_dim
         return encode(list(texts), **options)
+
+
+class SequentialEvaluator(Evaluator):
+    """Call several evaluators; the metrics are theirs and `sequential_score`.
+
+    Args:
+        evaluators: the evaluators.
+        main_score_function: maps the list of their primary metrics to `sequential_score`; by default the last of them.
+    """
+
+    def __init__(
+        self,
+        evaluators: Iterable[Callable[..., Any]],
+        main_score_function: Callable[[list[float]], float] = lambda scores: scores[-1],
+    ):
+        super().__init__()
+        self.evaluators, self.main_score_function = list(evaluators), main_score_function
+
+    def __call__(
+        self, model: Any, output_path: str | os.PathLike | None = None, epoch: int = -1, steps: int = -1
+    ) -> Metrics:
+        """Return the metrics of all evaluators, each called with these arguments."""
+        results, scores = {}, []
+        for place, evaluator in enumerate(self.evaluators):
+            found = evaluator(model, output_path, epoch, steps)
+            found = found if isinstance(found, dict) else {f"evaluator_{place}": found}
+            scores.append(found[getattr(evaluator, "primary_metric", None) or next(iter(found))])
+            results |= found
+        self.primary_metric = "sequential_score"
+        return results | {"sequential_score": self.main_score_function(scores) if scores else 0.0}
 
 
 def given(**options: Any) -> dict[str, Any]:
