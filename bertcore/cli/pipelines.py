@@ -318,7 +318,10 @@ class Tag(Pipeline):
     """Find the entities in texts (names of people, places, ...), or the class of each token.
 
     The model classifies tokens, or spans (`bertcore finetune --task span-ner`), for which a FILE that ends with .jsonl
-    has JSON lines with text. With --labels the kinds of entities are your own; this needs a GLiNER model.
+    has JSON lines with text. With --labels the kinds of entities are your own; this needs a GLiNER or GLiNER2 model.
+    With --schema a GLiNER2 model finds entities, relations, records and classes; FILE has the keys of
+    `Schema.from_dict`, for instance {"relations": ["works for"], "classifications": [{"task": "mood", "labels":
+    ["good", "bad"]}]}, and the answer to each text is a line of JSON, as from `GLiNER2.extract`.
 
     Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
     ends a text. --json has transformers' form, a text a line.
@@ -327,33 +330,40 @@ class Tag(Pipeline):
         bertcore tag ner/ --text "Ada Lovelace was born in London."
         bertcore tag ner/ articles.txt --json --truncation chunk > entities.jsonl
         bertcore tag urchade/gliner_small-v2.1 articles.txt --labels "person, city, work of art"
+        bertcore tag fastino/gliner2-base-v1 articles.txt --schema schema.json > found.jsonl
 
     Attributes:
         aggregation: how tokens are joined to entities; none gives the class of each token.
-        labels: the kinds of entities, with commas between them, for a GLiNER model.
-        threshold: entities of --labels have higher scores (default: 0.5).
+        labels: the kinds of entities, with commas between them, for a GLiNER or GLiNER2 model.
+        schema: a JSON file that describes what to find, for a GLiNER2 model.
+        threshold: entities of --labels and spans of --schema have higher scores (default: 0.5).
         nested: entities of --labels may be nested.
         multi_label: entities may have several of --labels.
     """
 
-    apart = ("labels aggregation max_length stride",)
-    needs = ("threshold labels", "nested labels", "multi_label labels")
+    apart = ("labels aggregation max_length stride", "schema labels aggregation max_length stride")
+    needs = ("threshold labels schema", "nested labels", "multi_label labels")
 
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
     labels: str | None = None
+    schema: File | None = None
     threshold: float | None = None
     nested: bool = False
     multi_label: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.labels is not None and self.truncation == "chunk":
-            raise CommandError("--labels and --truncation chunk are both given, expected one of them")
+        name = "--schema" if self.labels is None else "--labels"
+        if (self.labels is not None or self.schema is not None) and self.truncation == "chunk":
+            raise CommandError(f"{name} and --truncation chunk are both given, expected one of them")
 
     def run(self) -> None:
+        threshold = {} if self.threshold is None else {"threshold": self.threshold}
+        if self.schema is not None:
+            self._extract(self.schema, threshold)
+            return
         if self.labels is not None:
-            options = {"labels": self.labels, "flat_ner": not self.nested, "multi_label": self.multi_label}
-            options |= {} if self.threshold is None else {"threshold": self.threshold}
+            options = {"labels": self.labels, "flat_ner": not self.nested, "multi_label": self.multi_label, **threshold}
             load = functools.partial(self.loaded, "zero-shot-ner", model_folder(self.model, "gliner"))
             self.write_answers(load, _labelled, **self.reading_options(), **options)
             return
@@ -364,6 +374,21 @@ class Tag(Pipeline):
             raise CommandError(f"--aggregation is given, and {self.model} classifies spans, which it is not for")
         read = {"read": records} if (self.file or "").endswith(".jsonl") else {}
         self.answer("span-ner", _entities, **self.given(), **read)
+
+    def _extract(self, file: str, threshold: dict[str, float]) -> None:
+        """Write what a GLiNER2 model finds of the schema in `file`."""
+        from bertcore.checkpoint.files import read_json_object
+        from bertcore.tasks.gliner2 import GLiNER2, Schema
+
+        data = read_json_object(Path(file))
+        try:
+            schema = Schema.from_dict(data)
+        except (TypeError, ValueError) as error:
+            raise CommandError(f"{file}: {error}") from error
+        load = functools.partial(GLiNER2.from_pretrained, model_folder(self.model, "gliner"), dtype=self.dtype)
+        options = {"schemas": schema, **threshold, **self.reading_options()}
+        show = functools.partial(json.dumps, ensure_ascii=False)
+        self.write_answers(lambda: load().extract_stream, show, **options)
 
 
 def _entities(entities: Any) -> str:

@@ -107,7 +107,7 @@ async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -
     if kind == "fill-mask":
         about: dict[str, Any] = {"mask_token": model.tokenizer.mask_token}
     elif kind == "zero-shot-ner":
-        about = {"max_words": model.engine.model.gliner.max_len}
+        about = {"max_words": model.engine.gliner.max_words}
     elif kind == "sparse":
         kind, about = "embedding", {"pooling": "splade"}
     elif model.kind == "late":

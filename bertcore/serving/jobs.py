@@ -55,28 +55,28 @@ def read_jobs(
     model.check_read(sum(map(len, texts)) + len(texts) * sum(map(len, labels)), "characters")
     for index, text in enumerate(texts):
         if labels:
-            ids, is_long = labelled_ids(model, text, labels)
+            size, is_long = labelled_size(model, text, labels)
         else:
             ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
-            is_long = len(ids) > most
+            size, is_long = len(ids), len(ids) > most
         if is_long and not truncate:
-            words = f"{model.engine.model.gliner.max_len} words, or {most} tokens with the labels" if labels else ""
+            words = f"{model.engine.gliner.max_words} words, or {most} tokens with the labels" if labels else ""
             raise too_long(f"{names(index)} has more than {words or f'{most} tokens'}, the limit")
         top = min(options.get("top_k", 0), len(model.tokenizer))
         masks = ids.count(model.tokenizer.mask_token_id) if top else 0
         if top and not masks:
             raise invalid(f"{names(index)} has no {model.tokenizer.mask_token}, expected one for each missing word")
-        jobs.append(Job(text, len(ids), tuple(options.items()), masks, top * masks))
+        jobs.append(Job(text, size, tuple(options.items()), masks, top * masks))
     return jobs
 
 
-def labelled_ids(model: Any, text: str, labels: Sequence[str]) -> tuple[list[int], bool]:
-    """Return the token ids of labels and a text, and whether it is cut. Raises RequestError for too long labels."""
+def labelled_size(model: Any, text: str, labels: Sequence[str]) -> tuple[int, bool]:
+    """Return the number of tokens of labels and a text, and whether it is cut. RequestError for too long labels."""
     try:
         ((row, was_cut),) = model.engine.gliner.token_rows([(text, {label: label for label in labels})])
     except ValueError as error:
         raise invalid(str(error)) from error
-    return row.read.input_ids, was_cut
+    return len(row), was_cut
 
 
 def read_marked(model: Any, inputs: Sequence[Any], *, names: Callable[[int], str], **options: Any) -> list[Job]:
@@ -128,8 +128,8 @@ def answer_bytes(model: Any, job: Job) -> int:
         return sum(SCORE + 6 * len(label.encode()) for label in model.labels)
     text = 6 * len(job.text.encode())  # with JSON's escapes
     if model.kind == "gliner":
-        options, spec = dict(job.options), model.engine.model.gliner
-        depth = 1 if options["flat_ner"] else spec.max_width if spec.kind == "span" else spec.max_len
+        options = dict(job.options)
+        depth = 1 if options["flat_ner"] else model.engine.gliner.most_nested
         each = text + job.tokens * (SCORE + 6 * max(len(label.encode()) for label in options["labels"]))
         return depth * each * (len(options["labels"]) if options["multi_label"] else 1)
     if model.kind == "tagger":

@@ -13,7 +13,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import DType, check_share
-from bertcore.checkpoint import CheckpointError, resolve
+from bertcore.checkpoint import CheckpointError, files, read_config, resolve
 from bertcore.checkpoint.files import checkpoint_folder, locked, made_folder
 from bertcore.kernels import checks
 from bertcore.models.gliner import CONFIG_NAME, GLiNERModel
@@ -129,6 +129,16 @@ class GLiNER(Extractor):
             tokenizer.add_tokens([MARKS[0], model.gliner.ent_token, model.gliner.sep_token], special_tokens=True)
             model.set_class_token(tokenizer.convert_tokens_to_ids(model.gliner.ent_token))
         return model, tokenizer
+
+    @property
+    def max_words(self) -> int:
+        """The length that texts are cut to, in words."""
+        return self.model.gliner.max_len
+
+    @property
+    def most_nested(self) -> int:
+        """The most entities of a label that begin with the same word."""
+        return self.model.gliner.max_width if self.model.gliner.kind == "span" else self.max_words
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -297,8 +307,13 @@ def entities(row: TextRow, found: Sequence[WordSpan], **fits: bool) -> list[dict
 
 
 def is_gliner(folder: Path) -> bool:
-    """Return whether a folder holds a GLiNER model."""
-    return (folder / CONFIG_NAME).is_file()
+    """Return whether a folder holds a GLiNER or GLiNER2 model."""
+    return (folder / CONFIG_NAME).is_file() or is_gliner2(folder)
+
+
+def is_gliner2(folder: Path) -> bool:
+    """Return whether a folder holds a GLiNER2 model."""
+    return (folder / files.CONFIG_NAME).is_file() and read_config(folder).get("model_type") == "extractor"
 
 
 def is_for_each(labels: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat, tee
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ from bertcore.arguments import DType, check_count, check_share
 from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ENCODER_CONFIG, ONE, SEVERAL, GLiNER2Model
-from bertcore.tasks.gliner import TRUNCATIONS, Extractor
+from bertcore.tasks.gliner import TRUNCATIONS, Extractor, is_for_each, label_sets
 from bertcore.tasks.gliner2_schema import SEP_STRUCT, SEP_TEXT, TOKENS, Schema, SchemaPart, classes_asked, records_asked
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
-from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts
+from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts, progress_bar
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
 
@@ -65,6 +65,7 @@ class GLiNER2(Extractor):
 
     Attributes:
         model, tokenizer: the parts.
+        max_seq_length: the length that schema and text together are cut to, in tokens.
 
     Raises ValueError for a tokenizer without the model's marker tokens.
     """
@@ -74,6 +75,8 @@ class GLiNER2(Extractor):
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
                 raise ValueError(f"tokenizer has no token {token!r}, expected one of GLiNER2's models")
         self.model, self.tokenizer = model, tokenizer
+        self._lengths = MOST_TOKENS, model.spec.longest_sequence, 0, "tokenizer"
+        self.max_seq_length = None
         self._check_vocabulary()
 
     def __repr__(self) -> str:
@@ -106,18 +109,30 @@ class GLiNER2(Extractor):
         schemas: Schema | Sequence[Schema],
         batch_size: int = 8,
         threshold: float = 0.5,
+        **options: Any,
+    ) -> list[dict[str, Any]]:
+        """Return the results of each text in a list; arguments and errors are those of `extract_stream`."""
+        return list(self.extract_stream(list(checked_texts(texts)), schemas, batch_size, threshold, **options))
+
+    def extract_stream(
+        self,
+        texts: Iterable[str],
+        schemas: Schema | Sequence[Schema],
+        batch_size: int = 8,
+        threshold: float = 0.5,
         *,
         include_confidence: bool = False,
         include_spans: bool = False,
         max_len: int | None = None,
         batch_tokens: int = BATCH_TOKENS,
         truncation: bool | str = "warn",
-    ) -> list[dict[str, Any]]:
-        """Extract the parts of a schema from each text.
+        show_progress_bar: bool | None = False,
+    ) -> Iterator[dict[str, Any]]:
+        """Return an iterator over what a schema describes in each text; texts may be a stream.
 
         Args:
             texts: strings.
-            schemas: a schema, or a list with one per text.
+            schemas: a schema, or for a list of texts a list with one per text.
             batch_size, batch_tokens: maximum texts and tokens computed at once; they do not change the result.
             threshold: the minimum score of spans.
             include_confidence: whether results have scores: {"text", "confidence"}, {"label", "confidence"}.
@@ -125,6 +140,7 @@ class GLiNER2(Extractor):
             max_len: the maximum number of words of a text, by default the config's; positions limit texts, too.
             truncation: treatment of texts that are too long: "warn" cuts them and warns once, True cuts them, "error"
                 rejects them.
+            show_progress_bar: whether to show a bar; None shows one on a terminal, if the work takes long.
 
         Returns:
             {"entities": {type: [text, ...]}, "relation_extraction": {type: [(head, tail), ...]}, record: [{field:
@@ -134,13 +150,15 @@ class GLiNER2(Extractor):
             TypeError: a text is not a string, or a schema is not a Schema.
             ValueError: a number is out of range, or a text is too long for truncation "error".
         """
-        some = list(checked_texts(texts))
-        every = list(schemas) if isinstance(schemas, list | tuple) else [schemas] * len(some)
-        wrong = [each for each in [*every, schemas] if not isinstance(each, Schema | list | tuple)]
-        if wrong or len(every) != len(some):
-            what = f"{type(wrong[0]).__name__}" if wrong else f"a list of {len(every)}"
-            raise (TypeError if wrong else ValueError)(f"schemas is {what}, expected a Schema, or {len(some)} of them")
-        threshold = check_share("threshold", threshold)
+        count = len(texts) if isinstance(texts, Sized) else None
+        is_list = isinstance(schemas, list | tuple)
+        every = list(schemas) if is_list else [schemas]
+        wrong = [each for each in every if not isinstance(each, Schema)]
+        if wrong or (is_list and len(every) != count):
+            what = type(wrong[0]).__name__ if wrong else f"a list of {len(every)}"
+            expected = "a Schema" if count is None else f"a Schema, or {count} of them"
+            raise (TypeError if wrong else ValueError)(f"schemas is {what}, expected {expected}")
+        checked, threshold = checked_texts(texts), check_share("threshold", threshold)
         shows = checks.boolean("include_confidence", include_confidence), checks.boolean("include_spans", include_spans)
         if truncation is not True:
             checks.choice("truncation", truncation, TRUNCATIONS)
@@ -157,8 +175,47 @@ class GLiNER2(Extractor):
             logits = self.model(**arrays).logits
             return [result(row, given, threshold, *shows) for row, given in zip(rows, logits, strict=True)]
 
-        pairs = zip(some, every, strict=True)
-        return list(chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, lambda count: None)))
+        def answers() -> Iterator[dict[str, Any]]:
+            with progress_bar(None, show_progress_bar) as advance:
+                pairs = zip(checked, every if is_list else repeat(schemas), strict=False)
+                yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
+
+        return answers()
+
+    def inference_stream(
+        self, texts: Iterable[str], labels: Any, flat_ner: bool = True, threshold: float = 0.5,
+        multi_label: bool = False, batch_size: int = 8, **options: Any,
+    ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+        """Return an iterator over the entities of each text, as `GLiNER.inference_stream`, which has the arguments.
+
+        Entities with one label never overlap. If `labels` maps names to descriptions, the model reads both.
+        """
+        kept, count = texts, len(texts) if isinstance(texts, Sized) else None
+        if count is None:
+            texts, kept = tee(checked_texts(texts))
+        schemas = [_schema_of(some) for some in label_sets(labels, count)]
+        fits = {
+            "nested": not checks.boolean("flat_ner", flat_ner),
+            "several": checks.boolean("multi_label", multi_label),
+        }
+        given = schemas if is_for_each(labels) else schemas[0]
+        options |= {"include_confidence": True, "include_spans": True}
+        results = self.extract_stream(texts, given, batch_size, threshold, **options)
+        return (_apart(text, found.get("entities", {}), fits) for found, text in zip(results, kept, strict=False))
+
+    def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[SchemaRow, bool]]:
+        """Return the tokens of texts after the labels {label: description}, and whether each text was cut."""
+        return [self.token_row(text, _schema_of(names), self.model.max_len) for text, names in pairs]
+
+    @property
+    def max_words(self) -> int:
+        """The length that texts are cut to, in words."""
+        return self.model.max_len or self.max_seq_length
+
+    @property
+    def most_nested(self) -> int:
+        """The most entities of a label that begin with the same word."""
+        return self.model.max_width
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[SchemaRow, bool]]:
         return [self.token_row(*each, how.cutting.max_length) for each in texts]
@@ -186,7 +243,7 @@ class GLiNER2(Extractor):
         read = [word for word in range(len(before), len(given)) if word in firsts]
         for number, word in enumerate(read, 1):
             masks["words_mask"][firsts[word]] = number
-        most = self.model.spec.longest_sequence or MOST_TOKENS
+        most = self.max_seq_length
         if len(ids) > most:
             was_cut = True
             if len(before) + len(choices) > places[most - 1]:
@@ -206,8 +263,8 @@ class GLiNER2(Extractor):
         return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
-        most = self.model.spec.longest_sequence
-        limits = [f"{max_length} words"] * bool(max_length) + [f"{most} tokens with the schema"] * bool(most)
+        most = self.max_seq_length
+        limits = [f"{max_length} words"] * bool(max_length) + [f"{most} tokens with the schema"] * (most < MOST_TOKENS)
         return CutTexts(self, max_length, None, limit=" or ".join(limits))
 
     def extract_entities(self, text: str, entity_types: Any, threshold: float = 0.5, **options: Any) -> dict[str, Any]:
@@ -257,6 +314,24 @@ class GLiNER2(Extractor):
     ) -> list[dict[str, Any]]:
         """Return the records of each text, as `extract_json` does."""
         return self.batch_extract(texts, records_asked(structures), **options)
+
+
+def _schema_of(labels: Mapping[str, str]) -> Schema:
+    """Return the schema of entities {label: the text that stands for it}."""
+    return Schema().entities({name: None if name == prompt else prompt for name, prompt in labels.items()})
+
+
+def _apart(text: str, found: Mapping[str, list[dict[str, Any]]], fits: Mapping[str, bool]) -> list[dict[str, Any]]:
+    """Return the compatible entities among those of each label, in GLiNER's form; `fits` is for `apart`."""
+    every = []
+    for label, some in found.items():
+        for each in some:
+            start, end = each["start"], min(each["end"], len(text))  # without the full stop that was appended
+            if start < end:
+                entity = {"start": start, "end": end, "text": text[start:end], "label": label}
+                every.append(entity | {"score": each["confidence"]})
+    spans = [(each["start"], each["end"]) for each in every]
+    return [every[place] for place in apart(spans, [each["score"] for each in every], **fits)]
 
 
 def result(

@@ -18,6 +18,9 @@ MARKS = {"records": "[C]", "entities": "[E]", "relations": "[R]", "classes": "[L
 TOKENS = (SEP_STRUCT, SEP_TEXT, P, *MARKS.values(), EXAMPLE, OUTPUT, DESCRIPTION)
 DTYPES = ("list", "str")
 ACTIVATIONS = ("auto", "softmax", "sigmoid")
+KEYS = "entities", "relations", "structures", "classifications"
+FIELD = "dtype", "choices", "description", "threshold"
+CLASSIFICATION = "task", "labels", "multi_label", "cls_threshold", "top_k", "class_act", "prompt", "examples"
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,29 @@ class Schema:
     def __init__(self) -> None:
         self.parts: list[SchemaPart] = []
 
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Return the schema of a mapping, such as a JSON file's; the keys are gliner2's.
+
+        These are entities and relations (names, or {name: description or settings}), structures ({name: {"fields":
+        [`field`'s arguments, ...]}}) and classifications ([`classification`'s arguments, ...]); all may be absent.
+
+        Raises TypeError or ValueError for another key, and as the methods do.
+        """
+        if not isinstance(data, Mapping):
+            raise TypeError(f"schema is {data!r:.60}, expected a mapping with {', '.join(KEYS)}")
+        for key in data:
+            checks.choice("a key of schema", key, KEYS)
+        schema = cls().entities(data.get("entities") or []).relations(data.get("relations") or [])
+        for name, given in _names("structures", data.get("structures") or {}).items():
+            fields = _settings(f"structures[{name!r}]", given, ("fields",)).get("fields")
+            schema.structure(name)
+            for each in _list(f"structures[{name!r}].fields", fields):
+                schema.field(**_settings("a field", each, ("name", *FIELD), needed=("name",)))
+        for each in _list("classifications", data.get("classifications") or []):
+            schema.classification(**_settings("a classification", each, CLASSIFICATION, needed=("task", "labels")))
+        return schema
+
     def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
         checked_text("the name of a part", name)
         _check_marks(name, more.get("prompt") or "", *fields, *(each.description or "" for each in fields.values()))
@@ -165,7 +191,12 @@ class Schema:
             prompt: a text that the model reads in addition to the name.
             examples: texts with their labels, which the model also reads.
         """
-        options = {"multi_label": checks.boolean("multi_label", multi_label), "examples": list(examples)}
+        pairs = [tuple(_list("a pair of examples", pair)) for pair in _list("examples", examples)]
+        if wrong := [pair for pair in pairs if [type(text) for text in pair] != [str, str]]:
+            raise TypeError(f"examples has {wrong[0]!r:.60}, expected pairs of a text and its label")
+        if prompt is not None:
+            checked_text("prompt", prompt)
+        options = {"multi_label": checks.boolean("multi_label", multi_label), "examples": pairs}
         options["cls_threshold"] = check_share("cls_threshold", cls_threshold)
         options["top_k"] = None if top_k is None else check_count("top_k", top_k)
         options["class_act"] = checks.choice("class_act", class_act, ACTIVATIONS) or class_act
@@ -219,6 +250,23 @@ class Schema:
                     inner += [",", name, "(", *choices, ")"]
             found += ["(", f"{part.name}:", *inner[1:], ")"] if inner else []
         return found, places
+
+
+def _list(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} is {given!r:.60}, expected a list")
+    return given
+
+
+def _settings(name: str, given: Any, known: Sequence[str], needed: Sequence[str] = ()) -> dict[str, Any]:
+    """Return a mapping with known keys. Raises TypeError or ValueError for anything else."""
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{name} is {given!r:.60}, expected a mapping with {', '.join(known)}")
+    for key in given:
+        checks.choice(f"a key of {name}", key, known)
+    if missing := [key for key in needed if key not in given]:
+        raise ValueError(f"{name} has no {missing[0]!r}, expected {', '.join(known)}")
+    return dict(given)
 
 
 def classes_asked(tasks: Any) -> Schema:

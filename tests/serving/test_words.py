@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from starlette.testclient import TestClient
 
-from bertcore import AutoModel, AutoTokenizer, GLiNER, SentenceEncoder, pipeline, use_backend
+from bertcore import AutoModel, AutoTokenizer, GLiNER, GLiNER2, SentenceEncoder, pipeline, use_backend
 from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.words import MOST_TOKENS
 from bertcore.tasks.pipelines import pipeline_class
@@ -16,6 +16,7 @@ from bertcore.tasks.static import distill_static
 from tests.serving.process import served
 from tests.serving.test_endpoints import LONG, TEXTS, close, post
 from tests.tiny_entities import save_family
+from tests.tiny_gliner2 import tiny_gliner2
 
 ENTITIES = ["the person of New-York", "the big city, the big person in a city", " "]
 MASKED = ["the [MASK] sat on [MASK] mat", "paris is [MASK] ."]
@@ -81,6 +82,23 @@ def test_entities_of_labels(client, folders, options):
 ], ids=str)  # fmt: skip
 def test_wrong_labels_are_refused(client, body, status, message):
     assert message in post(client, "/predict_entities", status, **{"inputs": "the city"} | body)["error"]
+
+
+def test_gliner2_finds_entities_of_labels(tmp_path):
+    folder = tiny_gliner2(tmp_path, max_len=20)
+    given, path = {"labels": ["person", "city"], "threshold": 0.4}, "/predict_entities"
+    expected = list(GLiNER2.from_pretrained(folder).inference_stream(ENTITIES, **given))
+    assert sum(map(len, expected)) > 2
+    with TestClient(create_app([folder])) as client:
+        same(post(client, path, inputs=ENTITIES, **given), expected)
+        same(post(client, "/", inputs=ENTITIES[0], **given), expected[0])
+        assert client.get("/info").json()["model_type"] == {"zero-shot-ner": {"max_words": 20}}
+        said = post(client, path, 413, inputs="a " * 21, **given)["error"]
+        assert "inputs has more than 20 words, or 4096 tokens with the labels" in said
+        assert post(client, path, inputs="a " * 5000, **given, truncate=True)
+        assert "model's marker tokens" in post(client, path, 422, inputs="a", labels=["a[E]"])["error"]
+        too_long = ["a " * 95 + str(number) for number in range(99)]
+        assert "the schema has more than" in post(client, path, 422, inputs="a", labels=too_long)["error"]
 
 
 def test_a_long_text_is_cut_for_labels(client):

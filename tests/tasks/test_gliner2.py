@@ -2,13 +2,15 @@
 
 import json
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bertcore import GLiNER2, use_backend
+from bertcore import GLiNER2, pipeline, use_backend
 from bertcore.checkpoint import CheckpointError
+from bertcore.cli import main
 from bertcore.models.gliner2 import GLiNER2Model
 from bertcore.tasks.gliner2_schema import Schema
 from bertcore.tasks.texts import TextsCutWarning
@@ -180,3 +182,73 @@ def test_an_encoder_is_needed(tmp_path):
     (model / "encoder_config" / "config.json").unlink()
     (model / "encoder_config").rmdir()
     refuses(CheckpointError, "encoder_config is None", GLiNER2.from_pretrained, model)
+
+
+@pytest.mark.parametrize("options", [{}, {"flat_ner": False}, {"flat_ner": False, "multi_label": True}], ids=str)
+def test_entities_have_gliners_form(model, folder, options):
+    """The same spans as `extract_entities`, those that fit, without the full stop that is appended."""
+    find = pipeline("zero-shot-ner", folder, threshold=0.4)
+    found = list(find(iter(TEXTS), labels="person, city", **options))
+    expected = model.batch_extract_entities(TEXTS, ["person", "city"], threshold=0.4, **SHOWN)
+    for text, entities, every in zip(TEXTS, found, expected, strict=True):
+        spans = [(each["start"], each["end"], each["label"]) for each in entities]
+        whole = {(each["start"], min(each["end"], len(text)), label)
+                 for label, some in every["entities"].items() for each in some}  # fmt: skip
+        assert set(spans) <= whole and spans == sorted(spans, key=lambda span: span[0])
+        assert all(text[each["start"] : each["end"]] == each["text"] for each in entities)
+        if options == {"flat_ner": False, "multi_label": True}:
+            assert {span[:2] for span in spans} == {span[:2] for span in whole if span[0] < span[1]}
+        elif not options:
+            assert all(before[1] <= after[0] for before, after in pairwise(spans))
+    assert sum(map(len, found)) > 2
+    per_text = [["person"], {"city": "the big city"}]
+    answers = list(model.inference_stream(TEXTS[:2], per_text, threshold=0.4, **options))
+    same(answers[:1], list(model.inference_stream(TEXTS[:1], ["person"], threshold=0.4, **options)))
+    assert {each["label"] for each in answers[1]} == {"city"}
+    loaded = pipeline("zero-shot-ner", model.model, model.tokenizer, threshold=0.4)
+    same(loaded(TEXTS[0], labels=["person"], **options), answers[0])
+
+
+@pytest.mark.parity
+def test_a_schema_of_a_mapping_is_gliner2s():
+    peer = pytest.importorskip("gliner2").GLiNER2.create_schema
+    data = filled(peer(SimpleNamespace())).to_dict()
+    assert Schema.from_dict(json.loads(json.dumps(data))).ordered() == filled(Schema()).ordered()
+
+
+@pytest.mark.parametrize(("data", "error", "message"), [
+    ([], TypeError, "schema is [], expected a mapping with entities, relations"),
+    ({"entity": []}, ValueError, "a key of schema is 'entity', expected one of 'entities'"),
+    ({"entities": 3}, TypeError, "entity_types is 3, expected a list"),
+    ({"structures": {"a": []}}, TypeError, "structures['a'] is [], expected a mapping with fields"),
+    ({"structures": {"a": {"fields": {}}}}, TypeError, "structures['a'].fields is {}, expected a list"),
+    ({"structures": {"a": {"fields": [{}]}}}, ValueError, "a field has no 'name'"),
+    ({"classifications": {"a": 1}}, TypeError, "classifications is {'a': 1}, expected a list"),
+    ({"classifications": [{"task": "a"}]}, ValueError, "a classification has no 'labels'"),
+    ({"classifications": [{"task": "a", "labels": ["b"], "prompt": 3}]}, TypeError, "prompt is int"),
+    ({"classifications": [{"task": "a", "labels": ["b"], "examples": [["b"]]}]}, TypeError, "examples has ('b',)"),
+], ids=str)  # fmt: skip
+def test_wrong_mappings_are_refused(data, error, message):
+    refuses(error, re.escape(message), Schema.from_dict, data)
+
+
+def test_the_command_extracts_a_schema(model, folder, tmp_path, capsys):
+    data = {"entities": ["person"], "classifications": [{"task": "of", "labels": ["big", "city"]}]}
+    (tmp_path / "schema.json").write_text(json.dumps(data))
+    (tmp_path / "texts").write_text("\n".join(TEXTS[:2]) + "\n")
+    given = ["tag", str(folder), str(tmp_path / "texts"), "--threshold", "0.4"]
+    assert main([*given, "--schema", str(tmp_path / "schema.json")]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert found == model.batch_extract(TEXTS[:2], Schema.from_dict(data), threshold=0.4)
+    assert main([*given, "--labels", "person", "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    same(found, list(model.inference_stream(TEXTS[:2], ["person"], threshold=0.4)))
+    (tmp_path / "schema.json").write_text('{"a": 1}')
+    for options, message in (
+        (["--schema", str(tmp_path / "schema.json")], "schema.json: a key of schema is 'a', expected one of"),
+        (["--schema", "absent.json"], "absent.json cannot be read"),
+        (["--schema", "a", "--labels", "b"], "--schema and --labels are both given"),
+        (["--schema", "a", "--truncation", "chunk"], "--schema and --truncation chunk are both given"),
+    ):
+        assert main([*given, *options]) in (1, 2)
+        assert message in capsys.readouterr().err

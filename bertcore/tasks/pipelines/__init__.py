@@ -61,8 +61,9 @@ def pipeline(
         raise TypeError(f"{wrong[0]} is for a model that is not loaded yet, and model is a {type(model).__name__}")
     if tokenizer is None:
         raise TypeError(f"tokenizer is None, expected the tokenizer of the {type(model).__name__}")
-    if not isinstance(model, kind.model_class()):
-        raise TypeError(f"model is a {type(model).__name__}, {kind.task} needs {kind.model_class().__name__}")
+    if not isinstance(model, wanted := kind.model_class()):
+        needs = " or ".join(each.__name__ for each in getattr(wanted, "__args__", (wanted,)))
+        raise TypeError(f"model is a {type(model).__name__}, {kind.task} needs {needs}")
     return kind(model, tokenizer, **options)
 
 

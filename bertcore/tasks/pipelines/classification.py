@@ -12,11 +12,13 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import DType, check_count
+from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models.gliner import GLiNERModel
-from bertcore.models.model import Model
+from bertcore.models.gliner2 import GLiNER2Model
 from bertcore.tasks.calibration import Calibration
-from bertcore.tasks.gliner import GLiNER
+from bertcore.tasks.gliner import GLiNER, is_gliner2
+from bertcore.tasks.gliner2 import GLiNER2
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
@@ -240,12 +242,12 @@ class ZeroShotNerOptions:
 
 
 class ZeroShotNerPipeline(Pipeline):
-    """Find entities of given kinds in each text with a GLiNER model; answers are as in `GLiNER.inference`.
+    """Find entities of given kinds with a GLiNER or GLiNER2 model; answers are as in `GLiNER.inference`.
 
     Options: `ZeroShotNerOptions`.
 
     Attributes:
-        gliner: the `GLiNER` that answers.
+        gliner: the `GLiNER` or `GLiNER2` that answers.
     """
 
     task = "zero-shot-ner"
@@ -253,17 +255,18 @@ class ZeroShotNerPipeline(Pipeline):
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         super().__init__(model, tokenizer, **options)
-        self.gliner = GLiNER(model, tokenizer)
+        self.gliner = (GLiNER2 if isinstance(model, GLiNER2Model) else GLiNER)(model, tokenizer)
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: DType | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
-        loaded = GLiNER.from_pretrained(folder, dtype=dtype, **(hub or {}))
+        found = resolve(folder, "gliner", **(hub or {}))
+        loaded = (GLiNER2 if is_gliner2(found) else GLiNER).from_pretrained(found, dtype=dtype, **(hub or {}))
         return cls(loaded.model, loaded.tokenizer if tokenizer is None else tokenizer, **options)
 
     @classmethod
-    def model_class(cls) -> type[Model]:
-        return GLiNERModel
+    def model_class(cls) -> Any:
+        return GLiNERModel | GLiNER2Model
 
     def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
         return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)
