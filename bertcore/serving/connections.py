@@ -14,6 +14,18 @@ SPARE_FILES = 12  # descriptors that the process opens later, for the event loop
 SPARE_CONNECTIONS = 8  # beyond the running requests: for refusals and new clients
 HEAD_SECONDS = 10.0  # for the head of a request
 READ_SECONDS = 10.0  # for a client to read a part of an answer, 64 kB
+MOST_HEADERS = 100  # each takes 300 bytes of memory, however short
+MOST_HEAD = 1 << 14  # bytes
+
+
+class Heads(h11.Connection):
+    """h11's, with a limit on the number of a request's headers."""
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and len(event.headers) > MOST_HEADERS:
+            raise h11.RemoteProtocolError(f"more than {MOST_HEADERS} headers")
+        return event
 
 
 class Connection(H11Protocol):
@@ -26,6 +38,7 @@ class Connection(H11Protocol):
 
     def __init__(self, *given: Any, **options: Any):
         super().__init__(*given, **options)
+        self.conn = Heads(h11.SERVER, MOST_HEAD)
         self._most, self.limit_concurrency = self.limit_concurrency, None  # uvicorn's own answer would be plain text
         self._head_ends: float | None = None
         self._reading_ends: Any = None
@@ -47,7 +60,9 @@ class Connection(H11Protocol):
             min(idle, key=lambda each: each.idle_since, default=self).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        for start in range(0, len(data), MOST_HEAD):  # h11 compares incomplete heads with the limit
+            if not self.transport.is_closing():
+                super().data_received(data[start : start + MOST_HEAD])
         if self.is_idle:
             self._expect_head()
         else:
@@ -84,7 +99,8 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            body = orjson.dumps({"error": "the request is not valid HTTP/1.1", "error_type": "Validation"})
+            wrong = f"the request is not valid HTTP/1.1, or has over {MOST_HEADERS} headers or {MOST_HEAD} bytes"
+            body = orjson.dumps({"error": wrong, "error_type": "Validation"})
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
             head = h11.Response(status_code=400, reason="Bad Request", headers=list(headers.items()))
             for event in (head, h11.Data(body), h11.EndOfMessage()):
