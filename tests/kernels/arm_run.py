@@ -105,6 +105,19 @@ def check_model(found, folder, kind):
     assert cosines.min() > {"float32": 1 - 1e-6, "bfloat16": 0.9995}.get(kind, 0.99), cosines.min()
 
 
+def check_family(name):
+    """A small model of a family against NumPy."""
+    from bertcore import AutoModel, use_backend
+    from tests.tiny_families import drawn_anew, tiny_config
+    from tests.tolerances import assert_close
+
+    model = drawn_anew(AutoModel.from_config(tiny_config(name), seed=0))
+    ids = np.random.default_rng(0).integers(6, 90, (2, 13))
+    with use_backend("numpy"):
+        expected = model(ids).last_hidden_state
+    assert_close(model(ids).last_hidden_state, expected, name=name, factor=20)
+
+
 def check_training(folder):
     """A step against NumPy's: loss, gradients and parameters."""
     from bertcore import AutoModelForMaskedLM, use_backend, value_and_grad
@@ -131,6 +144,8 @@ def check_training(folder):
 
 def checks(found, folder):
     """Yield (name, check)."""
+    from tests.tiny_families import runnable
+
     yield from of_conformance()
     folder = folder / "model"
     for kind in KINDS:
@@ -139,6 +154,8 @@ def checks(found, folder):
         yield f"rows alone, {kind}", lambda kind=kind: check_rows_alone(kind)
         yield f"model, {kind}", lambda kind=kind: check_model(found, folder, kind)
     yield "attention in bfloat16", check_attention
+    for name in runnable():
+        yield name, lambda name=name: check_family(name)
     yield "training", lambda: check_training(folder)
 
 
