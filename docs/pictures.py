@@ -22,11 +22,10 @@ from bertcore.cli.info import described
 from bertcore.demo_model import demo_model_folder
 from bertcore.drawing import save_figure
 from bertcore.plots.attention import attention_components, attention_maps
-from bertcore.plots.calibration import reliability_diagram
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
 from bertcore.plots.masking import masking
 from bertcore.plots.models import models_side_by_side
-from bertcore.plots.temperature import distillation_temperature
+from bertcore.plots.probabilities import distillation_temperature, reliability_diagram
 from bertcore.tasks.sequence_scores import softmax
 from bertcore.tokenization import train_tokenizer
 from bertcore.training import Trainer, TrainingArguments

@@ -25,8 +25,8 @@ FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention": ("plots.attention", "attention_maps", ("layer", "head", "special_tokens")),
     "components": ("plots.attention", "attention_components", ("layer", "head", "special_tokens")),
     "masking": ("plots.masking", "masking", ("epochs",)),
-    "temperature": ("plots.temperature", "distillation_temperature", ("temperatures",)),
-    "calibration": ("plots.calibration", "reliability_diagram", ("bins",)),
+    "temperature": ("plots.probabilities", "distillation_temperature", ("temperatures",)),
+    "calibration": ("plots.probabilities", "reliability_diagram", ("bins",)),
     "curves": ("training.curves", "training_curves", ()),
     "embeddings": ("plots.embeddings", "embeddings_in_two_dimensions", ("labels", "clusters", "method")),
 }

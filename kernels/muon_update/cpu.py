@@ -19,7 +19,7 @@ from .._numba.products.tile import make_tile, transpose_block
 from .._numba.rows import share
 from .._numba.simd import itemsize, lanes, load, pointer, pointer_at, store
 from ..clip_norm.cpu import joint_norm
-from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
+from .reference import COEFFICIENTS, EPS, STEPS, rate_of
 
 PART = 256  # of the depth that a task packs, or multiplies by a panel, at once
 

@@ -8,7 +8,7 @@ import numpy as np
 from .. import _cuda
 from .._cuda import cublaslt
 from .._cuda.elements import table_of
-from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
+from .reference import COEFFICIENTS, EPS, STEPS, rate_of
 
 INSTANTIATIONS = "move_momentum", "normalise", "move_matrix"
 KERNELS = _cuda.Module(__file__, "muon_update.cu", INSTANTIATIONS)

@@ -4,7 +4,11 @@ import numpy as np
 
 from ..clip_norm.reference import joint_norm
 from ..precision import ieee_arithmetic
-from .numbers import COEFFICIENTS, EPS, STEPS, rate_of
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c of a step
+STEPS = 5
+EPS = 1e-7
+RMS = 0.2  # of an update, as usual for AdamW
 
 
 @ieee_arithmetic
@@ -33,3 +37,8 @@ def orthogonalized(matrix):
         squares = x @ x.T
         x = a * x + (b * squares + c * squares @ squares) @ x
     return x
+
+
+def rate_of(shape, lr):
+    """Return the factor of the orthogonalized matrix."""
+    return lr * RMS * max(shape) ** 0.5
