@@ -107,7 +107,7 @@ def check_private(path: Path) -> None:
 
 
 @cache
-def _unmapped_user() -> int:
+def unmapped_user() -> int:
     """Return the apparent owner of root's folders in a user namespace without root (Apptainer), else 0.
 
     Other users' folders have the same apparent owner: it is accepted only above a file, which must be the user's own.
@@ -119,7 +119,7 @@ def _unmapped_user() -> int:
 
 
 def _check_status(place: Path, status: os.stat_result, *, is_above: bool = False) -> None:
-    if status.st_uid not in (os.getuid(), 0, _unmapped_user() if is_above else 0):
+    if status.st_uid not in (os.getuid(), 0, unmapped_user() if is_above else 0):
         raise PermissionError(errno.EPERM, f"{place} belongs to user {status.st_uid}, expected this user or root")
     is_sticky = is_above and status.st_mode & stat.S_ISVTX
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not is_sticky and not stat.S_ISLNK(status.st_mode):

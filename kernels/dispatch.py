@@ -81,11 +81,11 @@ def unavailable_reason(name: str) -> str | None:
     """Return why the backend `name` cannot run here and what to do about it, or None if it can."""
     if name == "cupy" and _cuda.is_emulated():
         return None
-    return _missing(name)
+    return startup_error(name)
 
 
 @functools.cache
-def _missing(name: str) -> str | None:
+def startup_error(name: str) -> str | None:
     if name == "numba":
         return _numba_unavailable_reason()
     if name == "cupy":
@@ -251,7 +251,7 @@ class ArrayCall:
         natives, homes = {}, {}
         for name, array in arrays.items():
             absent = array is None and name in optional
-            natives[name], homes[name] = (None, None) if absent else self._native(name, array)
+            natives[name], homes[name] = (None, None) if absent else self.native(name, array)
         self.arrays = tuple(natives.values())
         self.backend = resolve_backend(backend, on_gpu=self._one_home(homes) == "GPU")
         self._check_reach(homes)
@@ -283,7 +283,7 @@ class ArrayCall:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
         return _on_device(*devices)
 
-    def _native(self, name: str, array: Any) -> tuple[Any, str]:
+    def native(self, name: str, array: Any) -> tuple[Any, str]:
         """Return `array` as a NumPy or CuPy array, and the place of its memory: "host" or "GPU"."""
         if type(array) is np.ndarray:
             return array, "host"

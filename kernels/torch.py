@@ -69,7 +69,7 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, record: Operation, given: dict[str, Any], names: tuple[str, ...], *tensors: Tensor | None
     ) -> Any:
-        with _stream_of(tensors):
+        with stream_of(tensors):
             detached = {name: None if it is None else it.detach() for name, it in zip(names, tensors, strict=True)}
             result, saved = _call(record, given | detached, save=True)
         own = {id(new): old for new, old in zip(detached.values(), tensors, strict=True) if old is not None}
@@ -144,7 +144,7 @@ def _gradients(
     """Return the gradients by the names of the arguments, which include the fields of `relative`."""
     options = {"needs_weight": needs_weight} if "needs_weight" in record.options else {}
     grad_output = grad_output.resolve_neg().contiguous()
-    with _stream_of([grad_output]):
+    with stream_of([grad_output]):
         backward = getattr(_kernels, f"{record.name}_backward")
         found = backward(grad_output, record.saves(*fields), backend=backend, **options)
     if isinstance(found, _kernels.Gradients):
@@ -232,7 +232,7 @@ class _Operator:
         }
         named |= {name: value % (1 << 64) for name, value in named.items() if isinstance(record.arguments[name], Seed)}
         tensors = [value for value in named.values() if isinstance(value, Tensor)]
-        with _stream_of(tensors):
+        with stream_of(tensors):
             result = _call(record, named | {"backend": backend}, save=keep)
             if not keep:
                 return [_apart(result, tensors)]
@@ -422,7 +422,7 @@ def share_memory() -> None:
     cuda.set_allocator(cuda.PythonFunctionAllocator(allocate, free).malloc)
 
 
-def _stream_of(tensors: Sequence[Tensor | None]) -> AbstractContextManager:
+def stream_of(tensors: Sequence[Tensor | None]) -> AbstractContextManager:
     """Return a context in which CuPy launches on PyTorch's stream if tensors are on a GPU."""
     device = next((tensor.device for tensor in tensors if tensor is not None and tensor.is_cuda), None)
     return nullcontext() if device is None else on_current_stream(device)

@@ -53,7 +53,7 @@ class Demo(Command):
             print(f"all-MiniLM-L6-v2: cosine similarity of {len(SENTENCES)} sentences\n")
             print(similarity_table(SENTENCES, encoder.similarity(embeddings, embeddings)))
             print(f"\nbackend          {_backend_line()}")
-            print(f"first embedding  {first:.2f} s after the process started {_compilation_note(compiled)}")
+            print(f"first embedding  {first:.2f} s after the process started {compilation_note(compiled)}")
             print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
 
 
@@ -74,7 +74,7 @@ def _backend_line() -> str:
     return f"numba ({_numba.LEVEL.name}, {threads.count} threads by {threads.source})"
 
 
-def _compilation_note(compiled: list[str] | None) -> str:
+def compilation_note(compiled: list[str] | None) -> str:
     if compiled is None:
         return "(imports and loading included)"
     if compiled:

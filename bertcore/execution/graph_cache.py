@@ -91,7 +91,7 @@ class _Graph:
     """A captured pass; its memory and everything it reads stay until its last launch is done."""
 
     def __init__(self, workspace: Workspace):
-        self._done, self._block = workspace.done, workspace.block
+        self._done, self.block = workspace.done, workspace.block
 
     def __del__(self) -> None:
         with suppress(Exception):  # an interpreter that ends may have no CUDA any more
@@ -109,7 +109,7 @@ class GraphCache:
         self._lock, self._most_workspaces = threading.Lock(), most_workspaces
         self._version: Any = None
         self._seen: OrderedDict[tuple[int, Any], None] = OrderedDict()
-        self._workspaces: dict[int, list[Workspace]] = {}
+        self.workspaces: dict[int, list[Workspace]] = {}
         self._is_refused = False  # whether a pass was NotCaptured
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class GraphCache:
 
     def keep_only(self, version: Callable[[], Any]) -> None:
         """Drop graphs of versions other than version(): graphs keep what they read alive."""
-        if any(workspace.graphs for workspaces in list(self._workspaces.values()) for workspace in workspaces):
+        if any(workspace.graphs for workspaces in list(self.workspaces.values()) for workspace in workspaces):
             with self._lock:
                 self._keep_only(version())
 
@@ -128,7 +128,7 @@ class GraphCache:
 
     def _drop_all(self) -> None:
         self._seen.clear()
-        for workspaces in self._workspaces.values():
+        for workspaces in self.workspaces.values():
             for workspace in workspaces:
                 workspace.graphs.clear()
                 workspace.block = None
@@ -160,7 +160,7 @@ class GraphCache:
         return workspace, graph
 
     def _free_workspace(self, device: int) -> Workspace | None:
-        workspaces = self._workspaces.setdefault(device, [])
+        workspaces = self.workspaces.setdefault(device, [])
         for workspace in workspaces:
             if workspace.is_free:
                 return workspace
@@ -230,7 +230,7 @@ class _InferenceGraph(_Graph):
             del results
             arena = workspace.arena(plan)
             super().__init__(workspace)
-            self._graph, (self._results, self._kept) = capture(workspace.stream, lambda: build(self._batch), arena)
+            self.graph, (self._results, self._kept) = capture(workspace.stream, lambda: build(self._batch), arena)
         except RuntimeError as error:  # CUDA's are RuntimeErrors, too, except for lack of memory
             raise NotCaptured(str(error)) from error
 
@@ -238,7 +238,7 @@ class _InferenceGraph(_Graph):
         """Return the first rows of the results for this batch, in arrays of their own."""
         with workspace.in_turn() as stream:
             self._batch[...] = batch
-            self._graph.launch(stream)
+            self.graph.launch(stream)
             return tuple(result[:rows].copy() for result in self._results)
 
 
@@ -330,12 +330,12 @@ class TrainingPass:
     """
 
     def __init__(self, workspace: Workspace, graph: Any):
-        self._workspace, self._graph, self.kept = workspace, graph, graph.kept
+        self._workspace, self.graph, self.kept = workspace, graph, graph.kept
         workspace.hold(self)
 
     def forward(self, arrays: Sequence[Any]) -> Any:
         """Return the output for the arrays, with as many rows as the first array."""
-        graph = self._graph
+        graph = self.graph
         with self._workspace.in_turn() as stream:
             for target, array in zip(graph.given, arrays, strict=True):
                 _fill(target, array)
@@ -345,9 +345,9 @@ class TrainingPass:
     def backward(self, gradient: Any) -> tuple[Any, ...]:
         """Return the gradients from the gradient of `forward`'s output; call it once."""
         with self._workspace.in_turn() as stream:
-            _fill(self._graph.gradient, gradient)
-            self._graph.backward.launch(stream)
-            return self._graph.copies()
+            _fill(self.graph.gradient, gradient)
+            self.graph.backward.launch(stream)
+            return self.graph.copies()
 
 
 def _fill(target: Any, array: Any) -> None:

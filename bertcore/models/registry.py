@@ -137,12 +137,12 @@ class Family:
     config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _unchanged
 
 
-_families: dict[str, Family] = {}  # by model_type, aliases included
+families_by_type: dict[str, Family] = {}  # by model_type, aliases included
 
 
 def register(family: Family) -> Family:
     """Register a family and return it; called by the family's own module."""
-    _families.update(dict.fromkeys((family.model_type, *family.aliases), family))
+    families_by_type.update(dict.fromkeys((family.model_type, *family.aliases), family))
     return family
 
 
@@ -155,7 +155,7 @@ def _import_families() -> None:
 def known_families() -> list[str]:
     """Return the model_types that can be loaded, without aliases."""
     _import_families()
-    return sorted({family.model_type for family in _families.values()})
+    return sorted({family.model_type for family in families_by_type.values()})
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -168,9 +168,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
     model_type, known = config.get("model_type"), known_families()
     if (custom := _custom_code(config)) is not None:
         return _family_of_code(custom)
-    if not isinstance(model_type, str) or model_type not in _families:
+    if not isinstance(model_type, str) or model_type not in families_by_type:
         raise ValueError(f"config: model_type is {model_type!r}, known are: {', '.join(known)}")
-    return _families[model_type]
+    return families_by_type[model_type]
 
 
 def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
@@ -187,7 +187,7 @@ def _custom_code(config: Mapping[str, Any]) -> list[str] | None:
 
 def _family_of_code(modules: list[str]) -> Family:
     """Return the family that replaces these modules. Raises ValueError, listing the known ones, for others."""
-    stands_for = {module: family for family in _families.values() for module in family.code}
+    stands_for = {module: family for family in families_by_type.values() for module in family.code}
     families = [stands_for.get(module) for module in modules]
     found = {family.model_type: family for family in families if family is not None}
     if len(found) != 1 or None in families:

@@ -70,7 +70,7 @@ class Masking:
         """
         if self.is_static:
             rng = np.random.default_rng(int.from_bytes(hashlib.sha256(ids.astype("<i8").tobytes()).digest()[:8]))
-        chosen = self._choose(words.units(ids, by_word=self.unit != "token"), rng)
+        chosen = self.choose_units(words.units(ids, by_word=self.unit != "token"), rng)
         draws = np.append(rng.random(len(ids)), 2.0)[chosen]  # the last, at -1, is for tokens not chosen
         is_mask, is_random = draws < self.mask_share, (draws >= self.mask_share) & (draws < self.changed_share)
         replaced = np.where(is_mask, words.mask, ids)
@@ -82,7 +82,7 @@ class Masking:
         """The fraction of the chosen tokens that become the mask or a random token."""
         return self.mask_share + self.random_share
 
-    def _choose(self, words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def choose_units(self, words: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """Return for each token the number of its chosen unit, or -1; `words` has each token's word, -1 if special."""
         sizes = np.bincount(words[words >= 0]).tolist()
         starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1]))).tolist()

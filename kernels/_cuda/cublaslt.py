@@ -36,7 +36,7 @@ MOST_WORKSPACE = 32 << 20  # bytes; NVIDIA's recommendation for Hopper
 MOST_ALIGNMENT = 256  # bytes: algorithms do not distinguish greater alignments
 KEPT_PLANS = 4096  # each takes about 1 KB
 
-_SIGNATURES = {  # of each function: the types of its arguments
+SIGNATURES = {  # of each function: the types of its arguments
     "cublasLtCreate": (c_void_p,),
     "cublasLtMatmulDescCreate": (c_void_p, c_int, c_int),
     "cublasLtMatrixLayoutCreate": (c_void_p, c_int, c_uint64, c_uint64, c_int64),
@@ -51,7 +51,7 @@ _SIGNATURES = {  # of each function: the types of its arguments
 }
 
 
-class _Choice(ctypes.Structure):
+class Choice(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
@@ -92,7 +92,7 @@ class Library:
     def __init__(self, path):
         self.functions = ctypes.CDLL(path)
         self.functions.cublasLtGetStatusString.restype = ctypes.c_char_p
-        for name, types in _SIGNATURES.items():
+        for name, types in SIGNATURES.items():
             getattr(self.functions, name).argtypes = types
 
     def call(self, name, *args):
@@ -138,7 +138,7 @@ class Plan:
         preference.set(REDUCTIONS, c_uint32(REDUCED_IN_FLOAT32))
         for attribute, alignment in zip(ALIGNMENTS, product.alignments[:4], strict=True):
             preference.set(attribute, c_uint32(alignment))
-        choice, count = _Choice(), c_int()
+        choice, count = Choice(), c_int()
         descriptors = (it.handle for it in (self._operation, *self._layouts, preference))
         found = byref(choice), byref(count)
         self._library.call("cublasLtMatmulAlgoGetHeuristic", self._handle, *descriptors, 1, *found)

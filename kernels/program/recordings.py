@@ -63,8 +63,8 @@ class Recordings:
     """
 
     def __init__(self) -> None:
-        self._kept: dict[Any, list[_Recording]] = {}  # those that no thread runs, the last used at the end
-        self._seen: dict[Any, bool] = {}  # whether a program of these shapes can be kept
+        self.kept: dict[Any, list[_Recording]] = {}  # those that no thread runs, the last used at the end
+        self.seen: dict[Any, bool] = {}  # whether a program of these shapes can be kept
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Recordings, ()  # a copy has arrays at other addresses
@@ -81,44 +81,44 @@ class Recordings:
         """
         key = key, *[None if array is None else array.shape for array in arrays]
         recording = self._take(key)
-        is_new = recording is None and self._seen.get(key)
+        is_new = recording is None and self.seen.get(key)
         if is_new:
             recording = _Recording(build, arrays)
             self._note(key, recording.can_run)
         if recording is None:
             program = Program()
             output = _built(program, build, arrays)
-            if key not in self._seen:
+            if key not in self.seen:
                 self._note(key, is_complete(program, output))
             return computed(output)
         result = recording.run(arrays)
         if recording.can_run and recording.nbytes <= MOST_KEPT:
-            self._kept.setdefault(key, []).append(recording)
+            self.kept.setdefault(key, []).append(recording)
             if is_new:
                 self._let_go_beyond(MOST_KEPT)
         return result
 
     def _take(self, key: Any) -> _Recording | None:
         """Return a recording that no other thread runs; its shapes become the last used."""
-        waiting = self._kept.pop(key, None)
+        waiting = self.kept.pop(key, None)
         found = waiting.pop() if waiting else None
         if waiting:
-            self._kept.setdefault(key, []).extend(waiting)
+            self.kept.setdefault(key, []).extend(waiting)
         return found
 
     def _note(self, key: Any, can_be_kept: bool) -> None:
-        self._seen[key] = can_be_kept
-        if len(self._seen) > MOST_SEEN:
-            self._seen.pop(next(iter(list(self._seen))), None)
+        self.seen[key] = can_be_kept
+        if len(self.seen) > MOST_SEEN:
+            self.seen.pop(next(iter(list(self.seen))), None)
 
     def _let_go_beyond(self, most: int) -> None:
         sizes, total = [], 0
-        for key, waiting in list(self._kept.items()):
+        for key, waiting in list(self.kept.items()):
             for one in list(waiting):
                 sizes.append((key, one.nbytes))
                 total += one.nbytes
         for key, nbytes in sizes:
             if total <= most:
                 return
-            self._kept.pop(key, None)
+            self.kept.pop(key, None)
             total -= nbytes

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from bertcore import AutoModelForCausalLM, AutoTokenizer
-from bertcore.training.run import Run
+from bertcore.training.callbacks import Callbacks
 from tests.tasks.pipelines.folders import LABELS, TAGS, save_head
 from tests.tiny_bert import CONFIG, save_tiny_bert, save_tiny_encoder, write_json
 from tests.tiny_families import tiny_config
@@ -53,14 +53,14 @@ def models(tmp_path_factory):
 @pytest.fixture
 def interrupted(ctrl_c):
     """A function that makes a block in which Ctrl-C comes after the second step of a run."""
-    step = Run._step
+    call = Callbacks.call
 
-    def step_and_ctrl_c(run, part):
-        step(run, part)
-        if run.state.global_step == 2:
+    def call_and_ctrl_c(callbacks, event, args, state, *now, **details):
+        call(callbacks, event, args, state, *now, **details)
+        if event == "on_step_end" and state.global_step == 2:
             signal.raise_signal(signal.SIGINT)
 
-    return lambda: mock.patch.object(Run, "_step", step_and_ctrl_c)
+    return lambda: mock.patch.object(Callbacks, "call", call_and_ctrl_c)
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_unavailable_backend_is_exit_code_1(without_cupy, capsys):
 @pytest.mark.parametrize("name", ["tpu", "NUMPY"])
 def test_an_unknown_backend_in_the_environment(without_cupy, monkeypatch, capsys, name):
     monkeypatch.setenv("BERTCORE_BACKEND", name)
-    monkeypatch.setattr("bertcore.kernels.dispatch._process_backend", name)
+    monkeypatch.setattr("bertcore.kernels.get_backend", lambda: name)
     assert main(["doctor"]) == 1
     known = "auto, " + ", ".join(IMPLEMENTATIONS)
     assert line(capsys.readouterr().out, "in force") == f"{name} (BERTCORE_BACKEND; unknown name, known are {known})"
@@ -109,7 +109,7 @@ def test_a_gpu_without_cublaslt(monkeypatch):
         raise pathfinder.DynamicLibNotFoundError(name)
 
     with driverless() as gpu:  # anew: a product that was computed once is not planned again
-        gpu.runtime._cublaslt_path = None
+        del gpu.runtime.cublaslt_path
         monkeypatch.setattr(pathfinder, "load_nvidia_dynamic_lib", missing)
         assert "multiplies by cuBLASLt, which is not installed" in doctor.backend_problem("cupy")
 
@@ -172,7 +172,7 @@ def test_without_the_model(monkeypatch, capsys):
     ("compiled", "said"), [(None, "imports and loading"), ([], "from the cache"), (["a", "b"], "compiling 2 functions")]
 )
 def test_compilation_is_reported(compiled, said):
-    assert said in demo._compilation_note(compiled)
+    assert said in demo.compilation_note(compiled)
 
 
 def test_process_age_counts_from_the_start():

@@ -168,7 +168,7 @@ def test_a_failure_leaves_nothing(encoder_folder, tmp_path, monkeypatch, capsys,
     def fail(*args):
         raise OSError("disk full")
 
-    monkeypatch.setattr(low_precision, "_copy_files", fail)
+    monkeypatch.setattr(low_precision.checkpoint, "save_checkpoint", fail)
     assert run(encoder_folder, target, "--dtype", "bfloat16") == 1
     assert "disk full" in capsys.readouterr().err
     assert [entry.name for entry in tmp_path.iterdir()] == (["target"] if exists else [])

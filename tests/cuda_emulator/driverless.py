@@ -60,7 +60,7 @@ class Driverless:
     def __init__(self, emulator, multiprocessors):
         self.emulator = emulator
         self.runtime = _cuda.CuPyRuntime()  # one that has compiled nothing yet
-        self.runtime._cublaslt_path = build.build_cublaslt()
+        self.runtime.cublaslt_path = build.build_cublaslt
         self.current, self.memory_bytes = 0, 1 << 36
         names = (name.partition("cudaDevAttr")[2] for name in dir(cupy.cuda.runtime))
         self.attributes = dict.fromkeys(filter(None, names), 0)
@@ -382,6 +382,6 @@ def driverless(schedule="random", emulated=True, multiprocessors=132, races=Fals
         stack.callback(cupy.cuda.set_allocator, previous)
         cupy.cuda.set_allocator(gpu.allocate)
         stack.enter_context(_cuda.use_runtime(gpu.runtime))
-        stack.callback(dispatch._missing.cache_clear)
-        dispatch._missing.cache_clear()
+        stack.callback(dispatch.startup_error.cache_clear)
+        dispatch.startup_error.cache_clear()
         yield gpu

@@ -60,7 +60,7 @@ def run(made, build, ids, rows=None, key="layout", version=1):
 
 
 def workspaces(made):
-    return [each for on_device in made._workspaces.values() for each in on_device]
+    return [each for on_device in made.workspaces.values() for each in on_device]
 
 
 def captured(made):
@@ -79,7 +79,7 @@ def test_a_graph_computes_other_batches_of_its_layout(gpu, table):
         kept += captured(made)
     for ids, output in found:  # each has its own memory
         np.testing.assert_allclose(output.get(), expected(ids), rtol=1e-6)
-    assert kept[0] is kept[1] is kept[2] and kept[0]._graph.launches == 3
+    assert kept[0] is kept[1] is kept[2] and kept[0].graph.launches == 3
     np.testing.assert_allclose(run(made, build_of(table), [2, 3, 1], rows=2).get(), expected([2, 3]), rtol=1e-6)
 
 
@@ -208,7 +208,7 @@ def test_graphs_of_a_model_share_memory(gpu, table):
     for key, ids in (("long", [0] * 100), ("short", [1, 2]), ("long", [3] * 100), ("short", [2, 0])):
         np.testing.assert_allclose(run(made, build_of(table), ids, key=key).get(), expected(ids), rtol=1e-6)
     long, short = captured(made)
-    assert long._block is short._block
+    assert long.block is short.block
 
 
 def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
@@ -218,7 +218,7 @@ def test_graphs_in_a_block_that_is_too_small_are_captured_again(gpu, table):
     run(made, build_of(table), [0] * 100, key="long")
     assert keys(made) == ["long"]
     np.testing.assert_allclose(run(made, build_of(table), [2, 0], key="short").get(), expected([2, 0]), rtol=1e-6)
-    assert len({id(each._block) for each in captured(made)}) == 1 and graph() is None
+    assert len({id(each.block) for each in captured(made)}) == 1 and graph() is None
 
 
 def test_the_graphs_used_last_are_kept(gpu, table, monkeypatch):
@@ -284,7 +284,7 @@ def test_passes_that_are_under_way_at_once_have_memory_of_their_own(gpu, table):
 def test_a_pass_under_way_keeps_its_graphs(gpu, table):
     made, factor = TrainingGraphs(), cupy.asarray(np.array([1, 2, 3], np.float32))
     pass_ = begun(made, training_build(factor), table)
-    graph = weakref.ref(pass_._graph)
+    graph = weakref.ref(pass_.graph)
     made.begin(2, "layout", training_build(factor), [(table, 5)])
     assert not captured(made) and graph() is not None
     check_pass(pass_, table, factor)
@@ -317,8 +317,8 @@ def test_a_graph_is_launched_on_the_callers_stream_after_the_pass_before(gpu, ta
     (workspace,) = workspaces(made)
     done, default, (graph,) = workspace.done, gpu.stream, captured(made)
     assert did == [
-        *(("wait_event", default, done), ("launch", graph._graph, default)),
-        *(("wait_event", stream, done), ("launch", graph._graph, stream)),
+        *(("wait_event", default, done), ("launch", graph.graph, default)),
+        *(("wait_event", stream, done), ("launch", graph.graph, stream)),
     ]
 
 

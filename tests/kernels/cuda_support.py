@@ -8,14 +8,13 @@ on the order of the warps is a race. (Our kernels use no floating-point atomics.
 """
 
 from contextlib import contextmanager
-from unittest import mock
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from bertcore import kernels
 from bertcore.kernels import _cuda
-from bertcore.kernels import batch_invariance as invariance
 from bertcore.kernels.dispatch import unavailable_reason
 from tests import cuda_emulator
 from tests.kernels.arrays import to_gpu
@@ -75,8 +74,10 @@ def _same_bits(one, other):
 @contextmanager
 def batch_invariance(wanted):
     """Make products on the GPU batch-invariant, or not, within the block."""
-    with mock.patch.object(invariance, "_wanted", wanted):
-        yield
+    before = kernels.is_batch_invariant()
+    kernels.set_batch_invariant(wanted)
+    yield
+    kernels.set_batch_invariant(before)
 
 
 @pytest.fixture(params=DTYPES, ids=str)

@@ -118,7 +118,7 @@ def arm_machine(monkeypatch):
 def test_level(arm_machine, monkeypatch, features, cpu, forced, level, compiled_for):
     arm_machine(features, cpu)
     monkeypatch.setattr(isa, "setting", lambda name: forced)
-    assert isa._choose_level().name == level
+    assert isa.choose_level().name == level
     assert compiled_for == (config.CPU_NAME, config.CPU_FEATURES)
 
 
@@ -126,7 +126,7 @@ def test_a_level_that_the_cpu_lacks(arm_machine, monkeypatch):
     arm_machine(["dotprod"], "neoverse-n1")
     monkeypatch.setattr(isa, "setting", lambda name: "neon_i8mm")
     with pytest.raises(ValueError, match="BERTCORE_ISA='neon_i8mm', but this CPU lacks bf16, i8mm"):
-        isa._choose_level()
+        isa.choose_level()
 
 
 @pytest.mark.parametrize(("platform", "words", "names", "expected"), [

@@ -158,7 +158,7 @@ def test_root_may_be_unmapped_above_a_file(monkeypatch, tmp_path, users):
     file = tmp_path / "a" / "file"
     write_private(file, b"content")
     users[tmp_path] = 65534
-    monkeypatch.setattr(cache_folder, "_unmapped_user", lambda: 65534)
+    monkeypatch.setattr(cache_folder, "unmapped_user", lambda: 65534)
     assert read_private(file) == b"content"
     users[file] = 65534
     with pytest.raises(PermissionError, match=f"{file} belongs to user 65534"):
@@ -285,17 +285,17 @@ def test_writable_like_numba_itself(tmp_path, monkeypatch):
             if each.parent == tmp_path:
                 break
     monkeypatch.setattr(numba, "__file__", str(code))
-    assert shipped._read(kernel) == b""
+    assert shipped.read_file(kernel) == b""
     for changed, mode in ((kernel, 0o777), (kernel.parent, 0o777), (code, 0o755)):
         before = changed.stat().st_mode
         changed.chmod(mode)
         with pytest.raises(PermissionError):
-            shipped._read(kernel)
+            shipped.read_file(kernel)
         changed.chmod(before)
     link = kernel.with_name("link.nbc")
     link.symlink_to(kernel)
     with pytest.raises(PermissionError):
-        shipped._read(link)
+        shipped.read_file(link)
 
 
 def test_summary(made, tmp_path, monkeypatch):

@@ -226,12 +226,12 @@ def test_our_numbers_are_the_headers(headers):
     for name, number in NUMBERS.items():
         assert int(re.search(rf"\b{name} = (\d+)", headers)[1]) == number, name
     algorithm = re.search(r"uint64_t data\[(\d+)\];\s*} cublasLtMatmulAlgo_t", headers)
-    assert ctypes.sizeof(cublaslt._Choice().algorithm) == 8 * int(algorithm[1])
+    assert ctypes.sizeof(cublaslt.Choice().algorithm) == 8 * int(algorithm[1])
 
 
 def test_our_signatures_are_the_headers(headers):
     """An argument is an integer, a pointer (descriptors and streams are), or one of an enumeration."""
-    for name, types in cublaslt._SIGNATURES.items():
+    for name, types in cublaslt.SIGNATURES.items():
         declared = re.search(rf"\b{name}\(([^)]*)\)", headers)[1].split(",")
         for argument, ours in zip(declared, types, strict=True):
             kind = argument.split()[0]

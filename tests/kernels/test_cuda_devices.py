@@ -1,5 +1,6 @@
 """Several GPUs, and lists of arrays, on a GPU without a driver."""
 
+import weakref
 from collections import deque
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 from bench.ops import calls
 from bench.ops.cases import OPS, cases
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
-from bertcore.kernels import adam_update, cast, checks, lists
+from bertcore.kernels import adam_update, cast, checks
 from bertcore.training import LAMB, AdamW, clip_grad_norm
 from tests.cuda_emulator.driverless import OtherDevice, driverless, unavailable_reason
 from tests.kernels.arrays import DTYPES, to_gpu
@@ -120,7 +121,6 @@ COUNT = 5
 def gpu():
     with driverless(emulated=False) as gpu:
         yield gpu
-    lists._known.clear()
 
 
 def arrays(dtype=np.float32, count=COUNT):
@@ -194,7 +194,7 @@ def test_none_does_not_stand_for_an_array_that_is_gone(gpu):
 def test_no_array_is_kept_alive(gpu):
     parameters, moments = arrays(), (arrays(), arrays())
     step(parameters, arrays(), moments)
-    assert any(reference() is parameters[0] for known in lists._known.values() for reference in known)
+    kept = [*map(weakref.ref, [*parameters, *moments[0], *moments[1]])]
     gpu.launches.clear()
     del parameters, moments
-    assert not any(reference() is not None for known in lists._known.values() for reference in known)
+    assert not any(reference() is not None for reference in kept)

@@ -141,7 +141,7 @@ def test_cupy_that_does_not_import_is_a_reason(monkeypatch):
     imported = builtins.__import__
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(builtins, "__import__", refuse)
-    reason = dispatch._missing.__wrapped__("cupy")
+    reason = dispatch.startup_error.__wrapped__("cupy")
     assert reason == "CuPy is installed but does not import: [Errno 13] Permission denied: '/home/.cupy'"
 
 
@@ -175,7 +175,7 @@ def test_numba_does_not_take_gpu_arrays(on_gpu):
 def cupy(monkeypatch):
     """CuPy as it is, which needs a driver only for what is replaced here; the GPU 1 is the current one."""
     cupy = importlib.import_module("cupy")
-    monkeypatch.setattr(dispatch, "_missing", lambda name: None)
+    monkeypatch.setattr(dispatch, "startup_error", lambda name: None)
     monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
     return cupy
 

@@ -50,7 +50,7 @@ def machine(monkeypatch):
 ])  # fmt: skip
 def test_level(machine, settings, level, requests):
     asked = machine(**settings)
-    assert isa._choose_level().name == level
+    assert isa.choose_level().name == level
     assert asked == requests
     is_native = level == "amx" or "forced" not in settings  # compiled for the host, so that runs share the cache
     assert (config.CPU_NAME, config.CPU_FEATURES) == (None, None) if is_native else config.CPU_NAME == "x86-64-v4"
@@ -59,13 +59,13 @@ def test_level(machine, settings, level, requests):
 @pytest.mark.parametrize("features", [{}, {"avx2": True, "fma": True}])
 def test_emulated_tiles_are_never_the_default(machine, features):
     machine(features)
-    assert isa._choose_level().tiles is None
+    assert isa.choose_level().tiles is None
 
 
 @x86_only
 def test_forced_level_that_linux_refuses(machine):
     machine(answer="Linux refused the tiles: why", forced="amx")
-    refuses(ValueError, r"BERTCORE_ISA='amx', but Linux refused the tiles: why", isa._choose_level)
+    refuses(ValueError, r"BERTCORE_ISA='amx', but Linux refused the tiles: why", isa.choose_level)
     assert config.CPU_NAME is None
 
 
@@ -81,7 +81,7 @@ def test_doctor_explains_the_use_of_amx(machine, monkeypatch, settings, target, 
     machine(**settings)
     if target:
         monkeypatch.setattr(config, "CPU_NAME", target)
-    monkeypatch.setattr(_numba, "LEVEL", isa._choose_level())
+    monkeypatch.setattr(_numba, "LEVEL", isa.choose_level())
     assert dict(doctor.cpu_rows(None))["AMX"] == expected
 
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.kernels import attention, attention_backward, threads
+from bertcore.kernels import attention, attention_backward
 from bertcore.kernels._numba import LEVEL
 from bertcore.kernels._numba.products import blocks as scores
 from bertcore.kernels.attention import cpu, reference
 from bertcore.kernels.attention.cpu import forward as kernel
 from bertcore.kernels.attention.cpu import records
+from bertcore.kernels.threads import threads_here
 from tests.kernels.attention_forms import FORMS, arguments, attend, in_float64, only, results
 from tests.kernels.forced_isa import FORCED
 from tests.kernels.strategies import QUICK, normal, seeds
@@ -224,13 +225,13 @@ def test_same_bits_in_a_window_for_any_queries(compute_dtype):
 
 
 @pytest.mark.parametrize("form", ["all masks", "all"])
-def test_same_bits_for_any_thread_count(monkeypatch, form):
+def test_same_bits_for_any_thread_count(form):
     lengths = [300] + [30, 5, 60, 1] * (cpu.LEAST_TASKS // 4)  # several sequences to a part of the tables' gradients
     problem = arguments(form, lengths, dtype=DTYPE, head_dim=20, distances=101)
     expected = results(problem, "numba")
     for count in (1, 3):
-        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        assert_same_arrays(results(problem, "numba"), expected)
+        with threads_here(count):
+            assert_same_arrays(results(problem, "numba"), expected)
 
 
 def test_concurrent_python_threads():

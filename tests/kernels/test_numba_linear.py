@@ -14,7 +14,7 @@ from numba.core.runtime import _nrt_python as _nrt
 from numba.core.runtime import rtsys
 
 from bertcore import kernels
-from bertcore.kernels import activation_names, threads
+from bertcore.kernels import activation_names
 from bertcore.kernels._numba import LEVEL, THREADING_LAYER
 from bertcore.kernels._numba.compile.isa import has_pair_dot
 from bertcore.kernels._numba.products import CHUNK_DEPTH as BLOCK
@@ -25,6 +25,7 @@ from bertcore.kernels.linear import cpu as linear_cpu
 from bertcore.kernels.linear.cpu import linear, linear_backward, prepare_weight
 from bertcore.kernels.linear.cpu.low_precision import run_int8
 from bertcore.kernels.linear.cpu.weight_gradient import CHUNK_ROWS, PART, PART_COLUMNS, STRIP
+from bertcore.kernels.threads import threads_here
 from tests.kernels.amx_code import array, product
 from tests.kernels.strategies import NUMBA_DTYPES, QUICK, layouts, normal, seeds, sizes
 from tests.tolerances import assert_close, assert_same_arrays
@@ -117,7 +118,7 @@ def test_unaligned_arrays():
 
 
 @every_kind
-def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind, monkeypatch):
+def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind):
     x, weight, bias, residual = arguments(4, 300, 4 * BLOCK + 39, 97, kind)
     _, prepared = both_weights(weight, kind)
     whole = linear(x, prepared, bias, "gelu", residual)
@@ -125,37 +126,37 @@ def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind, monkeypatch):
         part = linear(x[first:last], prepared, bias, "gelu", residual[first:last])
         np.testing.assert_array_equal(part, whole[first:last])
     for count in (1, 2, 3, 7):
-        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        np.testing.assert_array_equal(linear(x, prepared, bias, "gelu", residual), whole)
+        with threads_here(count):
+            np.testing.assert_array_equal(linear(x, prepared, bias, "gelu", residual), whole)
 
 
 @pytest.mark.parametrize("dtype", [*NUMBA_DTYPES, *WIDENED])
 @pytest.mark.parametrize("in_features", [16, 39, 2 * BLOCK + 7])
 @pytest.mark.parametrize("rows", [LEAST_PACKED, BLOCK_ROWS + 45])
 def test_same_bits_with_and_without_packed_rows(rows, in_features, dtype, monkeypatch):
-    kept, tasks = [], linear_cpu._tasks
+    kept, make_scratch = [], linear_cpu.make_scratch
 
     def keep(*arguments):
-        kept.append(tasks(*arguments))
-        kept[-1][1].fill(0)
+        kept.append(make_scratch(*arguments))
+        kept[-1].fill(0)
         return kept[-1]
 
-    monkeypatch.setattr(linear_cpu, "_tasks", keep)
+    monkeypatch.setattr(linear_cpu, "make_scratch", keep)
     monkeypatch.setattr(linear_cpu, "num_threads", lambda: 1)
     floats = np.float32 if dtype in WIDENED else dtype
     columns = 2 * LEAST_USES * WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // np.dtype(floats).itemsize
     x, weight, bias, residual = arguments(5, rows, in_features, columns, floats)
     _, packed = both_weights(weight, dtype)
     together = linear(x, packed, bias, "gelu", residual)
-    _, scratch, _ = kept.pop()
+    scratch = kept.pop()
     assert (x[-1, -1] in scratch) == (PACKED_BYTES > 0)  # the last row
     for i in (0, 7, rows // 2, rows - 1):
         alone = linear(x[i : i + 1], packed, bias, "gelu", residual[i : i + 1])
         np.testing.assert_array_equal(together[i : i + 1], alone)
-    assert (kept[0][1].nbytes < scratch.nbytes) == (PACKED_BYTES > 0)
+    assert (kept[0].nbytes < scratch.nbytes) == (PACKED_BYTES > 0)
 
 
-def test_same_bits_for_any_thread_count(monkeypatch):
+def test_same_bits_for_any_thread_count():
     # Threads take some blocks of packed rows whole and share the rest: 5 and 1, 4 and 2, 3 and 3, 0 and 6.
     x, weight, bias, residual = arguments(5, 5 * BLOCK_ROWS + 12, 800, 200)
     grad = normal(9, residual.shape, np.float32)
@@ -165,23 +166,23 @@ def test_same_bits_for_any_thread_count(monkeypatch):
 
     expected = results()
     for count in (1, 2, 3, 7):
-        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        assert_same_arrays(results(), expected)
+        with threads_here(count):
+            assert_same_arrays(results(), expected)
 
 
 @pytest.mark.parametrize("dtype", [None, *LOW_PRECISION])
-def test_threads_allocate_nothing(dtype, monkeypatch):
+def test_threads_allocate_nothing(dtype):
     """Failed allocations within parallel regions are not reported: NumPy allocates all scratch before."""
     x, weight, bias, residual = arguments(5, 300, 800, 200)
     prepared = kernels.prepare_weight(weight, dtype=dtype, backend="numba")
     _nrt.memsys_enable_stats()
 
     def allocations(count):
-        monkeypatch.setattr(threads, "_chosen", threads.ThreadCount(count, "test"))
-        linear(x, prepared, bias, None, residual)
-        before = rtsys.get_allocation_stats().alloc
-        linear(x, prepared, bias, None, residual)
-        return rtsys.get_allocation_stats().alloc - before
+        with threads_here(count):
+            linear(x, prepared, bias, None, residual)
+            before = rtsys.get_allocation_stats().alloc
+            linear(x, prepared, bias, None, residual)
+            return rtsys.get_allocation_stats().alloc - before
 
     assert allocations(1) == allocations(7)
 
@@ -245,17 +246,14 @@ def test_weight_gradient_of_several_chunks_strips_and_parts(rows, in_features, o
     assert_close(found, grad.T.astype(np.float64) @ x.astype(np.float64), factor=3, at_least=1)
 
 
-def test_prepared_weight_is_packed_once_per_direction(monkeypatch):
+def test_prepared_weight_is_packed_once_per_direction():
     x, weight, bias, grad = arguments(8, 5, 39, 17)
-    prepared, packed = prepare_weight(weight, None, None), []
-    pack, transpose = linear_cpu._pack, linear_cpu._transpose
-    monkeypatch.setattr(linear_cpu, "_pack", lambda matrix, width: packed.append(matrix.shape) or pack(matrix, width))
-    monkeypatch.setattr(linear_cpu, "_transpose", lambda *args: packed.append(args[1:]) or transpose(*args))
-    for expected in ([(17, 39)], []):  # the transpose
-        linear(x, prepared, bias, None, None)
-        linear_backward(grad, x, prepared, bias, True, x.dtype)
-        assert packed == expected
-        packed.clear()
+    prepared = prepare_weight(weight, None, None)
+    linear_backward(grad, x, prepared, bias, True, x.dtype)
+    panels = prepared.panels, prepared.transposed_panels()
+    linear(x, prepared, bias, None, None)
+    linear_backward(grad, x, prepared, bias, True, x.dtype)
+    assert prepared.panels is panels[0] and prepared.transposed_panels() is panels[1]
 
 
 @pytest.mark.parametrize("dtype", WIDENED)

@@ -138,7 +138,7 @@ def test_strides(stride):
 
 
 def test_configuration():
-    shape = np.array(amx._configuration(), np.uint8)  # palette, row to begin with, 16 bytes per row, 16 rows
+    shape = np.array(amx.tile_configuration(), np.uint8)  # palette, row to begin with, 16 bytes per row, 16 rows
     expected = np.zeros(64, np.uint8)
     expected[0], expected[48:56] = 1, 16
     expected[16:32].view(np.uint16)[:] = 64

@@ -284,7 +284,7 @@ def test_kept_memory_is_bounded(monkeypatch):
     recordings, block = Recordings(), Block(64, 160, 4)
 
     def kept():
-        return [recording.nbytes for waiting in recordings._kept.values() for recording in waiting]
+        return [recording.nbytes for waiting in recordings.kept.values() for recording in waiting]
 
     for lengths in ([110], [110]):
         recorded(recordings, block, lengths)
@@ -301,18 +301,18 @@ def test_single_shapes_are_not_kept(monkeypatch):
     recordings, block = Recordings(), Block(64, 160, 4)
     for tokens in range(1, 20):
         recorded(recordings, block, [tokens])
-    assert not recordings._kept and len(recordings._seen) <= 5
+    assert not recordings.kept and len(recordings.seen) <= 5
 
 
 def test_threads_share_recordings():
     recordings, block, calls = Recordings(), Block(64, 160, 4), []
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda index: recorded(recordings, block, [20 + index % 3, 9], calls=calls), range(90)))
-    assert len(recordings._kept) == 3 and len(calls) <= 3 * (4 + 4)  # noted, and recorded, by each thread at most
+    assert len(recordings.kept) == 3 and len(calls) <= 3 * (4 + 4)  # noted, and recorded, by each thread at most
 
 
 def test_copy_starts_empty():
     recordings, block = Recordings(), Block(64, 160, 4)
     for _ in range(3):
         recorded(recordings, block, [39])
-    assert recordings._kept and not copy.deepcopy(recordings)._kept
+    assert recordings.kept and not copy.deepcopy(recordings).kept

@@ -60,7 +60,7 @@ def test_tensors_in_tensors_out(operation):
 @every_operation
 def test_nothing_is_copied_on_the_way(operation, monkeypatch):
     entered, computed = [], []
-    native, tensor_of = dispatch.ArrayCall._native, tensors.tensor_of
+    native, tensor_of = dispatch.ArrayCall.native, tensors.tensor_of
 
     def spy_in(call, name, array):
         result, home = native(call, name, array)
@@ -75,7 +75,7 @@ def test_nothing_is_copied_on_the_way(operation, monkeypatch):
             computed.append(array)
         return result
 
-    monkeypatch.setattr(dispatch.ArrayCall, "_native", spy_in)
+    monkeypatch.setattr(dispatch.ArrayCall, "native", spy_in)
     monkeypatch.setattr(tensors, "tensor_of", spy_out)
     for _, call in calls(operation):
         call(tensor)

@@ -208,13 +208,13 @@ class OnGpu:
 def test_functions_run_on_the_stream_of_their_tensors(streams):
     on_host = torch.zeros(2)
     for tensors, expected in (([on_host, None], 0), ([None, OnGpu()], 128)):
-        with F._stream_of(tensors):
+        with F.stream_of(tensors):
             assert current() == expected
 
 
 def test_both_directions_do(monkeypatch):
     seen = []
-    monkeypatch.setattr(F, "_stream_of", lambda tensors: seen.append(len(tensors)) or F.nullcontext())
+    monkeypatch.setattr(F, "stream_of", lambda tensors: seen.append(len(tensors)) or F.nullcontext())
     F.softmax(torch.zeros(2, 3, requires_grad=True)).sum().backward()
     assert seen == [1, 1]  # the backward follows its incoming gradient
 

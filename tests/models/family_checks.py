@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from bertcore import kernels, use_backend, value_and_grad
 from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
+from bertcore.kernels.program import Recordings
 from bertcore.models.model import Model
 from tests import cuda_emulator
 from tests.refusals import refuses
@@ -115,11 +117,11 @@ def check_spellings(model: Model, folder: Path, *, copies: Mapping[str, str]) ->
 def check_recorded(model: Model, *, is_recorded: bool = True) -> None:
     """From the second time on that a shape comes, the encoder is one program on Numba, and computes the same."""
     ids = np.random.default_rng(0).integers(7, 40, (2, 5))
-    with use_backend("numba"):
+    run = mock.patch.object(Recordings, "run", autospec=True, side_effect=Recordings.run)
+    with use_backend("numba"), run as run:
         found = [model(ids).last_hidden_state for _ in range(3)]
-    _, by_backend = model.encoder._recorded._kept.kept
-    kept = [len(programs) for recordings in by_backend.values() for programs in recordings._kept.values()]
-    assert kept == [1] * is_recorded
+    kept = {id(each): each.kept for (each, *_), _ in run.call_args_list}
+    assert [len(programs) for each in kept.values() for programs in each.values()] == [1] * is_recorded
     with use_backend("numpy"):
         truth = model(ids).last_hidden_state
     for hidden in found:

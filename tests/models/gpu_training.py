@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertcore import AutoModelForMaskedLM, use_backend
-from bertcore.execution.graphs import Graphs
+from bertcore.execution.graph_cache import TrainingGraphs
 from tests.tiny_families import drawn_anew, tiny_config
 
 # Batches of one layout, room for 26 tokens and 6 sequences: none, one and two tokens are spare.
@@ -26,7 +26,7 @@ def batch_of(lengths, seed=0):
 def by_operations(monkeypatch, call):
     """Return the result of `call` operation by operation."""
     with monkeypatch.context() as patch:
-        patch.setattr(Graphs, "_trained", lambda *_: None)
+        patch.setattr(TrainingGraphs, "begin", lambda *_: None)
         return call()
 
 

@@ -111,7 +111,7 @@ def test_weights_that_are_replaced_meanwhile_stay_until_their_graph_has_run(gpu,
     forms = [parameter.forms for parameter in model.parameters()]
     read = [array for each in forms for array in (*each.on_gpus.values(), *each.weights.values())]
     del forms
-    for of_distances in getattr(model.encoder.adapter, "_position_keys", {}).values():  # made of XLNet's
+    for of_distances in getattr(model.encoder.adapter, "position_keys", {}).values():  # made of XLNet's
         read += [keys for _, keys in of_distances.values() if isinstance(keys, cupy.ndarray)]
     read = [*map(weakref.ref, read)]
     launch = Graph.launch

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel, use_backend, vjp
-from bertcore.execution.graphs import Graphs
+from bertcore.execution.graph_cache import TrainingGraphs
 from tests.models.test_luke import with_entities
 from tests.tiny_families import drawn_anew, tiny_config
 
@@ -62,7 +62,7 @@ def test_gradients_of_replays(gpu, model, monkeypatch, has_entities):
     for number, (lengths, counts) in enumerate((BATCHES[0], *BATCHES[2:])):
         batch = batch_of(lengths, np.multiply(counts, has_entities))
         with monkeypatch.context() as patch:
-            patch.setattr(Graphs, "_trained", lambda *_: None)
+            patch.setattr(TrainingGraphs, "begin", lambda *_: None)
             expected = grads(batch)
         found = grads(batch)
         assert len(gpu.graphs) == 2 * number

@@ -187,7 +187,7 @@ def test_gradients_are_refused(cpu_backend, dtype):
 def test_int8_is_refused_on_cuda(monkeypatch, dtype):
     with use_backend("numpy"):
         model = AutoModel.from_config(CONFIG, dtype=dtype)
-    monkeypatch.setattr(dispatch, "_missing", lambda name: None)
+    monkeypatch.setattr(dispatch, "startup_error", lambda name: None)
     with use_backend("cupy"):
         with pytest.raises(ValueError, match=f"dtype is '{dtype}', which runs only on the CPU .*, not on 'cupy'"):
             AutoModel.from_config(CONFIG, dtype=dtype)

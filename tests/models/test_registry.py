@@ -57,7 +57,7 @@ JINA = "jinaai/a-bert-of-its-own--modeling_bert"
 ])  # fmt: skip
 def test_custom_code_is_refused_whatever_the_model_type(monkeypatch, auto_map):
     stands = dataclasses.replace(registry.family_of({"model_type": "bert"}), code=("known--modeling",))
-    monkeypatch.setitem(registry._families, "bert", stands)
+    monkeypatch.setitem(registry.families_by_type, "bert", stands)
     with pytest.raises(ValueError, match=r"auto_map names custom code, .*, which is never run; .* known--modeling"):
         registry.family_of({"model_type": "bert", "auto_map": auto_map})
 
@@ -65,7 +65,7 @@ def test_custom_code_is_refused_whatever_the_model_type(monkeypatch, auto_map):
 def test_a_family_stands_for_the_code_that_it_names(monkeypatch):
     bert = registry.family_of({"model_type": "bert"})
     ours = dataclasses.replace(bert, model_type="jina", code=(JINA, "modeling_bert"))
-    monkeypatch.setitem(registry._families, "jina", ours)
+    monkeypatch.setitem(registry.families_by_type, "jina", ours)
     for module in ours.code:
         names = {"AutoModel": f"{module}.JinaBertModel", "AutoModelForMaskedLM": f"{module}.JinaBertForMaskedLM"}
         assert registry.family_of({"model_type": "bert", "auto_map": names}) is ours

@@ -230,10 +230,10 @@ def test_kept_position_keys_have_a_bound_in_bytes(monkeypatch):
 
     def kept_with(most):
         monkeypatch.setattr(recurrent, "MOST_KEPT", most)
-        model.encoder.adapter._position_keys.clear()
+        model.encoder.adapter.position_keys.clear()
         for length in (90, 40, 20):
             model(ids[:, :length])
-        return [sum(keys.nbytes for _, keys in made.values()) for made in model.encoder.adapter._position_keys.values()]
+        return [sum(keys.nbytes for _, keys in made.values()) for made in model.encoder.adapter.position_keys.values()]
 
     with use_backend("numpy"):
         sizes = kept_with(1 << 20)

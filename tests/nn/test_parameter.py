@@ -222,15 +222,16 @@ def test_initial_values_need_their_own_memory_alone(dtype):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_a_child_prepares_weights_though_a_thread_of_its_parent_did(cpu_backend):
-    parameter, held, done = filled(FLOATS, "float32", "table"), threading.Event(), threading.Event()
+def test_a_child_prepares_weights_though_a_thread_of_its_parent_did(cpu_backend, monkeypatch):
+    parameter, other = filled(FLOATS, "float32", "table"), filled(FLOATS, "float32")
+    held, done = threading.Event(), threading.Event()
 
-    def hold():
-        with forms._preparing:
-            held.set()
-            done.wait()
+    def prepare(*args, **options):
+        held.set()
+        done.wait()
 
-    thread = threading.Thread(target=hold)
+    monkeypatch.setattr(kernels, "prepare_weight", prepare)
+    thread = threading.Thread(target=lambda: other.forms.read("weight", False, ("numba", 0, None)))
     thread.start()
     held.wait()
     parameter.forms.array = None

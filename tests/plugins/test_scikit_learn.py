@@ -21,6 +21,7 @@ from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E402
 
+from bertcore.plugins import scikit_learn  # noqa: E402
 from bertcore.plugins.scikit_learn import TextClassifier, TextEmbedder  # noqa: E402
 
 WORDS = np.array(random_texts(60, seed=3))
@@ -66,8 +67,14 @@ class ClassifierOfNumbers(OfNumbers, TextClassifier):
         X, y = validate_data(self, X, y)
         return super().fit(self.read(X), y)
 
-    def _logits(self, X):
-        return super()._logits(self.read(X))
+    def decision_function(self, X):
+        return super().decision_function(self.read(X))
+
+    def predict_proba(self, X):
+        return super().predict_proba(self.read(X))
+
+    def predict(self, X):
+        return super().predict(self.read(X))
 
 
 @pytest.fixture(scope="module")
@@ -207,9 +214,17 @@ def test_a_random_state_of_any_kind_is_a_seed(folder, make):
     assert not np.array_equal(first, other)
 
 
-def test_no_random_state_draws_one(folder):
+def test_no_random_state_draws_one(folder, monkeypatch):
+    def note(*args, seed, **settings):
+        seeds.add(seed)
+        raise InterruptedError
+
+    seeds = set()
+    monkeypatch.setattr(scikit_learn, "TrainingArguments", note)
     np.random.seed(0)
-    seeds = {TextClassifier(folder, random_state=None)._seed() for _ in range(3)}
+    for _ in range(3):
+        with pytest.raises(InterruptedError):
+            TextClassifier(folder, random_state=None).fit(WORDS[:2], LABELS[:2])
     assert len(seeds) == 3
 
 

@@ -132,7 +132,7 @@ def test_lengths_of_spans_are_those_of_spanbert():
     """Geometric among 1 to 10 words, where 3.8 is the mean (Joshi et al. 2020, section 3.1)."""
     ids, lengths = np.full(20000, 7), []  # words of one token; of so few spans hardly any two touch
     for seed in range(12):
-        units = Masking(0.02, unit="span")._choose(WORDS.units(ids, by_word=True), np.random.default_rng(seed))
+        units = Masking(0.02, unit="span").choose_units(WORDS.units(ids, by_word=True), np.random.default_rng(seed))
         lengths += np.bincount(units[units >= 0]).tolist()[:-1]  # the last one is what was left
     assert len(lengths) > 1000 and max(lengths) == 10
     chances = 0.2 * 0.8 ** np.arange(10) / (1 - 0.8**10)

@@ -60,7 +60,7 @@ class RecurrentAdapter(Adapter):
         if spec.hidden_size % 2:
             raise ValueError(f"config: d_model is {spec.hidden_size}, expected an even number (sines and cosines)")
         super().__init__(names, spec)
-        self._position_keys: dict[tuple, dict] = {}
+        self.position_keys: dict[tuple, dict] = {}
         self._tables: dict[tuple, Any] = {}
 
     def pack(
@@ -123,7 +123,7 @@ class RecurrentAdapter(Adapter):
         if run.is_inference:
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
-            relations.position_keys = self._kept_position_keys((first, last, dtype, run.place, nbytes))
+            relations.position_keys = self._cached_position_keys((first, last, dtype, run.place, nbytes))
         if before:
             keys = np.arange(sequences * (before + longest)).reshape(sequences, -1)
             order = np.empty_like(keys)
@@ -156,9 +156,9 @@ class RecurrentAdapter(Adapter):
         rows = xp.clip(xp.arange(-highest, highest + 1), first, last) - first
         return first, last, rows.astype(np.int32)
 
-    def _kept_position_keys(self, distances: tuple) -> dict:
+    def _cached_position_keys(self, distances: tuple) -> dict:
         """Return the cache of the layers' position keys; the last entry of `distances` is its size in bytes."""
-        kept = self._position_keys
+        kept = self.position_keys
         if distances not in kept:
             most = MOST_KEPT - distances[-1]
             while kept and sum(nbytes for *_, nbytes in list(kept)) > most:

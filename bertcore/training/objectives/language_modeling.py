@@ -167,11 +167,11 @@ class PermutationLM(base.Supervised):
         """Return the predicted tokens of one text in the order of prediction: (predictions,) indices."""
         is_ordinary = ~words.is_special[ids]
         goal = max(1, round(self.share * int(is_ordinary.sum()))) if is_ordinary.any() else 0
-        is_predicted = self._spans(words.units(ids, by_word=True), goal, rng)
+        is_predicted = self.choose_spans(words.units(ids, by_word=True), goal, rng)
         others = rng.permutation(np.flatnonzero(is_ordinary & ~is_predicted))
         return rng.permutation(np.append(np.flatnonzero(is_predicted), others[: goal - is_predicted.sum()]))
 
-    def _spans(self, words: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
+    def choose_spans(self, words: np.ndarray, goal: int, rng: np.random.Generator) -> np.ndarray:
         """Return which tokens are in spans of words, together at most `goal`; `words` has each token's word, or -1."""
         is_predicted = np.zeros(len(words), bool)
         starts = np.flatnonzero((words >= 0) & (words != np.append(-1, words[:-1])))

@@ -48,7 +48,7 @@ def _as_bytes(builder, pointer):
     return builder.bitcast(pointer, _BYTE.as_pointer())
 
 
-def _configuration():
+def tile_configuration():
     """Return the 64 bytes of palette 1 with eight tiles of 16 rows of 64 bytes."""
     bytes_per_row, rows = [64, 0] * 8, [TILE_ROWS] * 8
     return [1] + [0] * 15 + bytes_per_row + [0] * 16 + rows + [0] * 8
@@ -57,7 +57,7 @@ def _configuration():
 @intrinsic
 def _begin(typingctx, state):
     def codegen(context, builder, sig, args):
-        shape, at = _configuration(), _as_bytes(builder, args[0])
+        shape, at = tile_configuration(), _as_bytes(builder, args[0])
         whole = ir.ArrayType(_BYTE, len(shape))
         builder.store(ir.Constant(whole, shape), builder.bitcast(at, whole.as_pointer()), align=1)
         _emit(builder, "ldtilecfg", at)

@@ -154,7 +154,7 @@ def compile_for(level, cpu_name):
     config.CPU_FEATURES = level.llvm_features
 
 
-def _choose_level() -> Level:
+def choose_level() -> Level:
     name = setting("ISA")
     if name:
         return _forced_level(name)
@@ -178,7 +178,7 @@ def best_level(cpu_name: str) -> Level:
     return next(level for level in levels if (level.name != "avx512_bf16" or has_fast_bfloat16) and not why_not(level))
 
 
-LEVEL = _choose_level()
+LEVEL = choose_level()
 # Bytes along the depth in a word of prepared weights in low precision (products/dot.py).
 WORD_BYTES = 8 if LEVEL.int8_matrix else 4
 

@@ -57,7 +57,7 @@ def find() -> Shipped | None:
         return None
     folder = Path(next(iter(spec.submodule_search_locations)))
     try:
-        listed = json.loads(_read(folder / LIST))
+        listed = json.loads(read_file(folder / LIST))
         found, digests = listed["made_for"], listed["digests"]
     except (OSError, ValueError, TypeError, KeyError) as error:
         return Shipped(folder, {}, str(error) if isinstance(error, OSError) else f"{LIST} is damaged")
@@ -77,7 +77,7 @@ def read_shipped(name: str) -> bytes:
     try:
         if shipped.problem:
             raise OSError(shipped.problem)
-        content = _read(shipped.folder / name)
+        content = read_file(shipped.folder / name)
         if hashlib.sha256(content).hexdigest() != shipped.digests[name]:
             raise OSError(f"{shipped.folder / name} has a SHA-256 other than that in {LIST}")
     except OSError as error:
@@ -102,7 +102,7 @@ def _say_not_used(reason: str) -> None:
     print(f"{PACKAGE}: kernels of {PROJECT}-kernels are not used: {reason}", file=sys.stderr, flush=True)
 
 
-def _read(file: Path) -> bytes:
+def read_file(file: Path) -> bytes:
     """Return the content of a file that only this user, or users who can change Numba as well, could have written.
 
     The latter because many installations are writable by the user's group, and run Numba's code anyway.

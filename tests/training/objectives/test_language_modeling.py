@@ -151,7 +151,7 @@ def test_spans_are_whole_words_in_the_published_proportions(tokenizer):
     them makes rare)."""
     rng, words = np.random.default_rng(0), Words.of(tokenizer)
     ids = np.concatenate([[CLS], np.full(4000, 5), [SEP]])
-    chosen = PermutationLM()._spans(words.units(ids, by_word=True), 4000, rng)
+    chosen = PermutationLM().choose_spans(words.units(ids, by_word=True), 4000, rng)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], chosen.astype(int), [0]])))
     lengths = np.diff(edges)[::2]
     assert set(lengths.tolist()) >= {1, 2, 3, 4, 5}
@@ -159,7 +159,7 @@ def test_spans_are_whole_words_in_the_published_proportions(tokenizer):
     np.testing.assert_allclose(shares, (1 / np.arange(1, 6)) / (1 / np.arange(1, 6)).sum(), atol=0.08)
     assert chosen.mean() == pytest.approx(1 / 7, abs=0.02)  # n words beside 6 n others
     pieces = np.concatenate([[CLS], np.tile([30, 60, 60], 50), [SEP]])  # words of three tokens
-    whole = PermutationLM(0.5)._spans(words.units(pieces, by_word=True), 75, rng)
+    whole = PermutationLM(0.5).choose_spans(words.units(pieces, by_word=True), 75, rng)
     assert whole.sum() > 9 and not whole[[0, -1]].any()
     assert np.isin(whole[1:-1].reshape(-1, 3).sum(axis=1), (0, 3)).all()
 
