@@ -21,7 +21,7 @@ from runs import count
 
 from bertcore import SentenceEncoder, VectorIndex
 from bertcore.demo_model import demo_model_folder
-from bertcore.plugins.ray import TextEmbedder
+from bertcore.plugins.ray import BatchEmbedder
 from bertcore.tasks.index import merged
 
 FILES, TOP = 4, 5
@@ -57,7 +57,7 @@ def build(files: list[str], model: Path, given: argparse.Namespace) -> dict[str,
     rows = ray.data.read_json(files, override_num_blocks=FILES)
     actors = ray.data.ActorPoolStrategy(size=given.workers)
     rows = rows.map_batches(
-        TextEmbedder, fn_constructor_args=[str(model)], fn_constructor_kwargs={"truncation": True},
+        BatchEmbedder, fn_constructor_args=[str(model)], fn_constructor_kwargs={"truncation": True},
         compute=actors, num_cpus=1, batch_size=128,
     )  # fmt: skip
     made = rows.map_batches(write_shard, fn_args=[str(given.out / "shards")], batch_size=given.rows).take_all()

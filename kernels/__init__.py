@@ -11,8 +11,8 @@ from .activation import ActivationSaved, GELUSaved, activation, activation_backw
 from .adam_update import adam_update
 from .affine import AffineSaved, affine, affine_backward
 from .attention import (
+    AttentionGradients,
     AttentionSaved,
-    Gradients,
     RelativePositions,
     alibi_positions,
     attention,
@@ -63,8 +63,8 @@ from .softmax import SoftmaxSaved, softmax, softmax_backward
 from .threads import get_num_threads, set_num_threads
 
 __all__ = [
-    "ActivationSaved", "AffineSaved", "AttentionSaved", "BackendUnavailable", "CrossEntropySaved",
-    "DropoutLayerNormSaved", "DropoutSaved", "EmbeddingSaved", "GELUSaved", "GatedActivationSaved", "Gradients",
+    "ActivationSaved", "AffineSaved", "AttentionGradients", "AttentionSaved", "BackendUnavailable", "CrossEntropySaved",
+    "DropoutLayerNormSaved", "DropoutSaved", "EmbeddingSaved", "GELUSaved", "GatedActivationSaved",
     "LSTMSaved", "LayerNormSaved", "LinearSaved", "MaxsimSaved", "Nearest", "PoolingSaved", "PreparedWeight",
     "RMSNormSaved", "RelativePositions", "RotarySaved", "SoftmaxSaved", "activation", "activation_backward",
     "adam_update", "affine", "affine_backward", "alibi_positions", "array_module", "attention", "attention_backward",

@@ -125,7 +125,7 @@ class Integers(_Array):
         checks.integer(**{name: array})
 
 
-class Codes(_Array):
+class QuantizedRows(_Array):
     """An array of bits, eight in a byte (uint8), or of int8, the same dtype for all arrays of a call."""
 
     def _check_dtype(self, name: str, array: Any, call: Call) -> None:

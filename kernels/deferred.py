@@ -21,7 +21,7 @@ class Recorder(Protocol):
     def run(self) -> None:
         """Compute all recorded operations."""
 
-    def give_back(self, block: np.ndarray) -> None:
+    def release(self, block: np.ndarray) -> None:
         """Take back memory that no Deferred uses any more."""
 
 
@@ -101,7 +101,7 @@ class Memory:
 
     def __del__(self) -> None:
         if not getattr(self, "is_shared", True):  # interrupted before it was initialised
-            self.recorder.give_back(self.block)
+            self.recorder.release(self.block)
 
 
 def computed(array: Any) -> Any:

@@ -147,7 +147,7 @@ def _gradients(
     with stream_of([grad_output]):
         backward = getattr(_kernels, f"{record.name}_backward")
         found = backward(grad_output, record.saves(*fields), backend=backend, **options)
-    if isinstance(found, _kernels.Gradients):
+    if isinstance(found, _kernels.AttentionGradients):
         *found, relative = found
         found += [getattr(relative, name, None) for name in TERMS]
     named = dict(zip(record.gradients, found if isinstance(found, list | tuple) else [found], strict=True))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bertcore import SentenceEncoder, system
-from bertcore.checkpoint.files import sweep, temporary_beside
+from bertcore.checkpoint.files import remove_abandoned, temporary_beside
 from bertcore.serving import connections
 from bertcore.tasks.index import VectorIndex
 from tests import windows as pretended
@@ -121,7 +121,7 @@ def test_what_killed_processes_left_is_removed(tmp_path, windows):
     left.mkdir()
     (left / "half").write_text("")
     with temporary_beside(tmp_path / "a") as held:
-        sweep(tmp_path / "a")
+        remove_abandoned(tmp_path / "a")
         assert held.parent.is_dir() and not left.exists()
     assert not list(tmp_path.iterdir())
 

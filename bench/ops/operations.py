@@ -55,7 +55,7 @@ def training(operation: str, arguments: dict[str, Any], grad: Grad, backend: str
 
 def _flat(gradients: Any) -> tuple[Any, ...]:
     """Return what a backward returns as a tuple, the fields of `RelativePositions` at its end."""
-    if isinstance(gradients, kernels.Gradients):
+    if isinstance(gradients, kernels.AttentionGradients):
         *others, relative = gradients
         return *others, *[getattr(relative, name) for name in TERMS if relative is not None]
     return gradients if isinstance(gradients, tuple) else (gradients,)

@@ -265,12 +265,12 @@ def temporary_beside(target: Path) -> Iterator[Path]:
     """Yield a fresh path in a temporary folder beside `target`, as a rename cannot cross file systems.
 
     The folder is removed with all that is left in it, as are folders that killed processes have left. It stays locked
-    while its process lives: a process number would not tell `sweep`, as another container may use the same one.
+    while its process lives: `remove_abandoned` cannot rely on a process number, which another container may use, too.
     """
-    sweep(target)
+    remove_abandoned(target)
     with contextlib.ExitStack() as cleanup:
         folder = target
-        while folder == target or not folder.is_dir():  # swept between its making and its lock
+        while folder == target or not folder.is_dir():  # removed between its making and its lock
             folder = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
             cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
             with naming(target):
@@ -279,12 +279,12 @@ def temporary_beside(target: Path) -> Iterator[Path]:
         yield folder / target.name
 
 
-def sweep(target: Path) -> None:
+def remove_abandoned(target: Path) -> None:
     """Remove temporary folders beside `target` whose processes are gone; without locks, those not written to lately."""
     form = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{16}}\.tmp")
     with contextlib.suppress(OSError):  # there is no folder
         for path in [path for path in target.parent.iterdir() if form.fullmatch(path.name)]:
-            with contextlib.suppress(OSError):  # another's, or swept by another
+            with contextlib.suppress(OSError):  # another's, or removed by another
                 with locked(path, wait=False) as is_held:
                     last = max(each.lstat().st_mtime for each in (path, *path.rglob("*")))
                     if is_held or time.time() - last > STALE_SECONDS:

@@ -81,13 +81,13 @@ class NameRules:
             parts.setdefault(renamed[1:], {})[place] = name
         return RenamedCheckpoint(checkpoint, {name: [some[at] for at in sorted(some)] for name, some in parts.items()})
 
-    def bare(self, name: str) -> str:
+    def without_prefix(self, name: str) -> str:
         """Return `name` without the family's prefix."""
         return name.removeprefix(self.prefix)
 
     def spellings(self, name: str) -> list[str]:
         """Return every spelling of a model's parameter `name` in files; the first is the bare name."""
-        bare = self.bare(name)
+        bare = self.without_prefix(name)
         old = [bare.removesuffix(ending) + old for ending, old in self.endings if bare.endswith(ending)]
         return [prefix + spelling for spelling in (bare, *old) for prefix in ("", self.prefix)]
 
@@ -105,7 +105,7 @@ class NameRules:
 
     def head_of(self, name: str) -> str | None:
         """Return the head (an entry of `heads`) of the parameter `name`; None for one of the encoder itself."""
-        return next((head for head in self.heads if self.bare(name).startswith(head)), None)
+        return next((head for head in self.heads if self.without_prefix(name).startswith(head)), None)
 
 
 def load_parameters(
@@ -172,14 +172,14 @@ def find_parameters(
     """Find each parameter's tensor in `checkpoint`, name -> the file's name; arguments as in `load_parameters`."""
     problems: Problems = {kind: [] for kind in PROBLEMS}
     sources = _match(checkpoint, expected, rules, problems)
-    present = [rules.bare(name) for name in sources]
-    starts = [rules.bare(start) for start in optional]
+    present = [rules.without_prefix(name) for name in sources]
+    starts = [rules.without_prefix(start) for start in optional]
     absent_parts = tuple(start for start in starts if not any(name.startswith(start) for name in present))
     for name, shape in expected.items():
         if name in sources:
             scale_shape = scales.get(name, (shape[0], 1) if len(shape) == 2 else None)
             _check_tensor(problems, checkpoint.info, name, shape, sources[name], scale_shape)
-        elif not rules.bare(name).startswith(absent_parts):
+        elif not rules.without_prefix(name).startswith(absent_parts):
             problems["missing"].append(name)
     if any(problems.values()):
         found = (f"  {PROBLEMS[kind]} ({len(some)}): {listed(some)}" for kind, some in problems.items() if some)
@@ -203,7 +203,7 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
         plain = file_name.removeprefix(wrapper)
         name = by_spelling.get(plain)
         if name is None:
-            left_over[rules.bare(plain)] = file_name
+            left_over[rules.without_prefix(plain)] = file_name
         elif name in sources:
             problems["twice"].append(f"{name} (as {sources[name]} and as {file_name})")
         else:

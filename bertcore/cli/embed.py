@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from bertcore.cli import TERMINATED
-from bertcore.cli.inputs import Reading, Texts, model_digest, model_folder
+from bertcore.cli.inputs import Reading, TextsCommand, model_digest, model_folder
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
@@ -28,7 +28,7 @@ RETRIES = 2  # of a worker that died: out of memory, or with its machine
 ENDINGS = ("", ".npy", ".jsonl", ".json", ".txt")  # of output files in which a reader expects one of the formats
 
 
-class Embed(Texts, Reading):
+class Embed(TextsCommand, Reading):
     """Embed texts, one a line, into a NumPy array or JSON lines.
 
     Every line is a text, an empty line an empty text; line n of the output, or row n, is the embedding of line n of the

@@ -64,7 +64,7 @@ class Reading(WithModel):
         return {"truncation": True if self.truncation == "cut" else self.truncation, **batches}
 
 
-class Texts(Command):
+class TextsCommand(Command):
     """A command that takes texts.
 
     Attributes:
@@ -93,7 +93,7 @@ class Texts(Command):
             yield texts
 
 
-class Pairs(Texts):
+class PairsCommand(TextsCommand):
     """A command that takes texts or pairs of texts.
 
     Attributes:
@@ -101,7 +101,7 @@ class Pairs(Texts):
         text_pair: the second text of a --text, in the same order; may be repeated.
     """
 
-    title = Texts.title
+    title = TextsCommand.title
 
     pairs: bool = False
     text_pair: tuple[str, ...] = ()

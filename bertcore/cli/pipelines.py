@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bertcore.arguments import printable
-from bertcore.cli.inputs import Pairs, Reading, Texts, Truncation, input_stream, model_folder
+from bertcore.cli.inputs import PairsCommand, Reading, TextsCommand, Truncation, input_stream, model_folder
 from bertcore.cli.options import CommandError, File, Positive, Seed
 from bertcore.cli.outputs import Output, aligned, output_stream
 
@@ -21,7 +21,7 @@ ENTITY_TASKS = {
 }
 
 
-class Pipeline(Texts, Reading, Output):
+class Pipeline(TextsCommand, Reading, Output):
     """A command that runs a pipeline.
 
     Attributes:
@@ -145,7 +145,7 @@ def _place(found: Any) -> tuple[str, str]:
     return f"{found['score']:.4f}", f"{found['start']}-{found['end']}"
 
 
-class Classify(Pairs, Pipeline):
+class Classify(PairsCommand, Pipeline):
     """Classify texts, or pairs of texts.
 
     With --labels the classes are your own (zero-shot classification); this needs a model of natural language inference.
@@ -400,7 +400,7 @@ def _labelled(entities: Any) -> str:
     return _entities([{"entity": each["label"], "word": each["text"], **each} for each in entities])
 
 
-class Explain(Pairs):
+class Explain(PairsCommand):
     """Attribute the class that a classifier gives a text to the tokens of the text.
 
       gradients  the amount that a token adds to the score of a class, by integrated gradients (Sundararajan et al.

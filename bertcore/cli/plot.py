@@ -10,7 +10,7 @@ import bertcore
 from bertcore import AutoTokenizer
 from bertcore.arguments import printable
 from bertcore.checkpoint import naming_config, read_config
-from bertcore.cli.inputs import Texts, check_one_source, model_folder, some_texts
+from bertcore.cli.inputs import TextsCommand, check_one_source, model_folder, some_texts
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
 from bertcore.cli.outputs import check_matplotlib, check_picture, write_picture
 from bertcore.models.architectures import class_for
@@ -171,7 +171,7 @@ def _chances(line: str, where: str) -> tuple[list[float], int]:
     return chances, label
 
 
-class Preview(Texts):
+class Preview(TextsCommand):
     """Show the examples that the objectives of pretraining make of a text.
 
     These are static and dynamic masks, whole words, spans, orders and replaced tokens.

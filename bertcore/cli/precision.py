@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from bertcore.arguments import INT8
-from bertcore.cli.inputs import Texts, model_folder, some_texts, texts_from
+from bertcore.cli.inputs import TextsCommand, model_folder, some_texts, texts_from
 from bertcore.cli.options import SEVERAL, Command, CommandError, File
 from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
@@ -25,7 +25,7 @@ ROWS = {
 }
 
 
-class Precision(Texts):
+class Precision(TextsCommand):
     """Measure the cost of low precision on your own texts.
 
     The report has the distance of embeddings and hidden states from float32, the share of nearest texts and predicted

@@ -10,7 +10,7 @@ from typing import Any
 
 import bertcore
 from bertcore.cli.index import Corpus, dense_encoder, in_step, opened_index
-from bertcore.cli.inputs import Reading, Texts, check_one_source, model_folder, texts_from
+from bertcore.cli.inputs import Reading, TextsCommand, check_one_source, model_folder, texts_from
 from bertcore.cli.options import CommandError, File, Positive
 from bertcore.cli.outputs import output_stream
 
@@ -130,7 +130,7 @@ def search(
         yield [{"corpus_id": index, "score": score, "text": kept[index]} for index, score in pairs]
 
 
-class Rerank(Texts, Reading):
+class Rerank(TextsCommand, Reading):
     """Order texts, one a line, by how well they answer a query, with a cross-encoder or a late-interaction encoder.
 
     Input is UTF-8, one text a line. Each line of the output has a score, the number of the text's line from 1 on, and

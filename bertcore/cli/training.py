@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import click
 
 from bertcore.arguments import printable
-from bertcore.checkpoint.files import read_json_object, sweep
+from bertcore.checkpoint.files import read_json_object, remove_abandoned
 from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
 from bertcore.cli.reports import write_reports
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
@@ -168,8 +168,8 @@ class Training(Command):
         folder = Path(self.out)
         if folder.exists() and not folder.is_dir():
             raise CommandError(f"--out is {folder}, a file, expected a folder")
-        sweep(folder / STORED)
-        checkpoints.sweep_checkpoints(folder)
+        remove_abandoned(folder / STORED)
+        checkpoints.recover_checkpoints(folder)
         found = checkpoints.checkpoints_in(folder)
         if self.resume:
             return folder if self._goes_on(folder) else None

@@ -101,7 +101,7 @@ def _named(model: Any, pooling: int) -> dict[str, Array]:
     own = WRITTEN_HEADS.get(family.model_type, architecture.heads)
     heads = {name: to for to, name in own.items()} if pooling == RANK else {}
     for name, array in (pair for parameter in model.parameters() for pair in parameter.tensors()):
-        module, end = split_name(rules.bare(name), parts)
+        module, end = split_name(rules.without_prefix(name), parts)
         if module in heads:
             found[heads[module] + end] = array
             continue

@@ -168,7 +168,7 @@ class _Tensors:
 
     def _sources(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, slice]]:
         """Return the file's tensors that a tensor is made of, below each other, and which of their rows."""
-        module, end = split_name(self.rules.bare(name), self.parts)
+        module, end = split_name(self.rules.without_prefix(name), self.parts)
         if module in self.heads:
             return self._found([self.heads[module] + end])
         part, layer = self.parts[module]

@@ -45,7 +45,7 @@ class Graph:
         self._kept: dict[Any, tuple[Any, str]] = {}
 
     def call(self, operation: Any, run: Any, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run an operation, and note it unless it is a constant; called by `nn.operation.Operation`."""
+        """Run an operation, and note it unless it is a constant; called by `nn.operation.ModelOperation`."""
         values = [array.value if isinstance(array, Symbol) else array for array in arrays]
         forward = operation.forward or (lambda *given, **own: operation.with_pullback(*given, **own)[0])
         output = forward(run, *values, **options)

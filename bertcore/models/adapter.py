@@ -91,7 +91,7 @@ class Adapter(Block):
         # The memory for gradients of distance biases grows with the longest sequence.
         return ("longest",) if self.spec.biases_scores and run.tape is not None else ()
 
-    def ask(self, run: Pass, inputs: EncoderInput) -> None:
+    def request_states(self, run: Pass, inputs: EncoderInput) -> None:
         """Request the values that `restore` needs besides the last hidden state from the trace; none by default."""
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:

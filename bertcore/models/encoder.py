@@ -51,7 +51,7 @@ class Encoder(Block):
 
     def __call__(self, run: Pass, inputs: EncoderInput) -> Tensor:
         """Return the last hidden state of a batch, (tokens, hidden), or the state that a family's own layers return."""
-        self.adapter.ask(run, inputs)
+        self.adapter.request_states(run, inputs)
         if run.on_gpu and run.cache is None:
             return self._graphs.run(run, self, inputs)
         if run.backend == "numba" and run.is_inference and run.cache is None and run.trace.is_empty:

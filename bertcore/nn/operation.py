@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from bertcore.kernels.deferred import computed
-from bertcore.kernels.operation import Operation as Record
+from bertcore.kernels.operation import Operation
 from bertcore.passes import Pass
 from bertcore.tape import Pullback, Tensor, Variable
 
 
-class Operation:
+class ModelOperation:
     """An operation of models; called with the pass, positional arrays, and options by keyword.
 
     Without a tape a call runs `forward`. If a tape records the pass and an array is a Variable, it runs
@@ -33,7 +33,7 @@ class Operation:
         self.with_pullback, self.has_step = with_pullback, has_step
         self.forward: Callable[..., Any] | None = None
 
-    def inference(self, forward: Callable[..., Any]) -> Operation:
+    def inference(self, forward: Callable[..., Any]) -> ModelOperation:
         """Decorate a function with the same arguments that returns only the output, if that costs less."""
         self.forward = forward
         return self
@@ -64,12 +64,12 @@ class Operation:
         return self.forward(run, *arrays, **options)
 
 
-def operation(*, has_step: bool = False) -> Callable[[Callable[..., tuple[Any, Pullback]]], Operation]:
-    """Decorate the definition of an operation: a function that returns (output, pullback); see `Operation`."""
-    return functools.partial(Operation, has_step=has_step)
+def operation(*, has_step: bool = False) -> Callable[[Callable[..., tuple[Any, Pullback]]], ModelOperation]:
+    """Decorate the definition of an operation: a function that returns (output, pullback); see `ModelOperation`."""
+    return functools.partial(ModelOperation, has_step=has_step)
 
 
-def differentiable(record: Record, *arrays: str, has_step: bool = False) -> Operation:
+def differentiable(record: Operation, *arrays: str, has_step: bool = False) -> ModelOperation:
     """Return a kernel's operation: it computes without checks, and its pullback is the kernel's backward.
 
     Args:
@@ -103,7 +103,7 @@ def differentiable(record: Record, *arrays: str, has_step: bool = False) -> Oper
         return output, pullback
 
     with_pullback.__name__, with_pullback.__doc__ = record.name, f"See `kernels.{record.name}`."
-    return Operation(with_pullback, has_step=has_step).inference(forward)
+    return ModelOperation(with_pullback, has_step=has_step).inference(forward)
 
 
 def parameter_dtype(input: Any) -> np.dtype:

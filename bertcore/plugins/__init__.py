@@ -12,7 +12,7 @@
 | `plugins.mteb` | `MTEBEncoder`, for `mteb.evaluate` |
 | `plugins.vector_search` | `to_usearch`, `to_hnswlib`, `to_faiss`, `to_sqlite`, for a `VectorIndex` |
 | `plugins.spacy` | the pipeline component `bertcore` |
-| `plugins.ray` | `TextEmbedder`, for `Dataset.map_batches` (extra `ray`) |
+| `plugins.ray` | `BatchEmbedder`, for `Dataset.map_batches` (extra `ray`) |
 | `plugins.spark` | `embedding_udf`, a column function (extra `spark`) |
 
 For PyTorch's autograd, the kernels are in `bertcore.kernels.torch`. pandas, Polars and DuckDB need no module:

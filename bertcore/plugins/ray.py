@@ -1,10 +1,10 @@
-"""Ray Data's actor: `TextEmbedder` (for ray[data], extra `ray`).
+"""Ray Data's actor: `BatchEmbedder` (for ray[data], extra `ray`).
 
-    from bertcore.plugins.ray import TextEmbedder
+    from bertcore.plugins.ray import BatchEmbedder
 
     rows = ray.data.read_parquet("texts/")
     actors = ray.data.ActorPoolStrategy(size=2)
-    rows = rows.map_batches(TextEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], compute=actors, num_cpus=4)
+    rows = rows.map_batches(BatchEmbedder, fn_constructor_args=["all-MiniLM-L6-v2/"], compute=actors, num_cpus=4)
     rows.write_parquet("vectors/")
 
 Each of the two actors loads the model once and computes on four threads. `bertcore embed --ray 2` does this for files
@@ -20,7 +20,7 @@ from bertcore.plugins import opened
 from bertcore.tasks.texts import checked_texts
 
 
-class TextEmbedder:
+class BatchEmbedder:
     """Add embeddings to the batches of `ray.data.Dataset.map_batches`.
 
     On the numba backend a text has the same embedding, bit for bit, in every batch, actor and process.

@@ -26,66 +26,66 @@ _CASED = "WordPiece, cased"
 _DISTILLED = {"objective": "distillation", "pretraining_heads": ("distillation",), "category": "small"}
 _SHAPED_LIKE_BERT = (
     BERT,
-    BERT.but("bert-large-uncased", "google-bert/bert-large-uncased", LARGE),
-    BERT.but(
+    BERT.vary("bert-large-uncased", "google-bert/bert-large-uncased", LARGE),
+    BERT.vary(
         "bert-base-multilingual-cased", "google-bert/bert-base-multilingual-cased", {"vocab_size": 119547},
         tokenizer=_CASED, own="104 languages in one vocabulary",
         category="multilingual", use="labels and entities in many languages", languages="104",
     ),
-    BERT.but(
+    BERT.vary(
         "mini-bert", "", {**sizes(3, 192, 4), "vocab_size": 8192, "max_position_embeddings": 64},
         objective="MLM", pretraining_heads=MLM, own="small, to try things with: 8,192 words, 64 positions",
         category="small", use="pretraining from scratch on a CPU", languages="any",
     ),
-    BERT.but(
+    BERT.vary(
         "scibert", "allenai/scibert_scivocab_uncased", {"vocab_size": 31090},
         year=2019, paper="arXiv:1903.10676", own="scientific papers, vocabulary made from them",
         category="domain", use="scientific papers",
     ),
-    BERT.but(
+    BERT.vary(
         "biobert", "dmis-lab/biobert-v1.1", {"vocab_size": 28996},
         year=2019, paper="arXiv:1901.08746", objective=_CONTINUED, tokenizer=_CASED, own="PubMed abstracts",
         category="domain", use="biomedical papers",
     ),
-    BERT.but(
+    BERT.vary(
         "clinicalbert", "emilyalsentzer/Bio_ClinicalBERT", {"vocab_size": 28996},
         year=2019, paper="arXiv:1904.03323", objective="MLM + NSP, continued from BioBERT", tokenizer=_CASED,
         own="hospital notes (MIMIC-III)", category="domain", use="clinical notes",
     ),
-    BERT.but(
+    BERT.vary(
         "finbert", "ProsusAI/finbert", {},
         year=2019, paper="arXiv:1908.10063", objective=_CONTINUED, own="financial news; classifies sentiment",
         category="domain", use="the sentiment of financial news",
     ),
-    BERT.but(
+    BERT.vary(
         "legalbert", "nlpaueb/legal-bert-base-uncased", {},
         year=2020, paper="arXiv:2010.02559", own="laws, court cases and contracts, vocabulary made from them",
         category="domain", use="laws, cases and contracts",
     ),
-    BERT.but(
+    BERT.vary(
         "spanbert", "SpanBERT/spanbert-base-cased", {"vocab_size": 28996},
         year=2019, paper="arXiv:1907.10529", tokenizer=_CASED, own="masks contiguous spans, one segment, no NSP",
         objective="MLM of spans + span boundary objective", pretraining_heads=("masked_lm", "span_boundary"),
         category="spans and entities", use="answers, and relations between spans",
     ),
-    BERT.but(
+    BERT.vary(
         "minilm-l6-h384", "nreimers/MiniLM-L6-H384-uncased", sizes(6, 384, 12),
         year=2020, paper="arXiv:2002.10957", **_DISTILLED, own="every second layer of minilm-l12-h384",
         use="fast labels; the base of small embedding models",
     ),
-    BERT.but(
+    BERT.vary(
         "minilm-l12-h384", "microsoft/MiniLM-L12-H384-uncased", sizes(12, 384, 12),
         year=2020, paper="arXiv:2002.10957", **_DISTILLED,
         own="the teacher's last attention distributions and value relations",
         use="fast labels; the base of small embedding models",
     ),
-    BERT.but(
+    BERT.vary(
         "tinybert-4l-312", "huawei-noah/TinyBERT_General_4L_312D", sizes(4, 312, 12, 1200),
         year=2019, paper="arXiv:1909.10351", **_DISTILLED,
         own="the teacher's embeddings, hidden states and attention scores, layer by layer",
         use="very small models, distilled for one task",
     ),
-    BERT.but(
+    BERT.vary(
         "tinybert-6l-768", "huawei-noah/TinyBERT_General_6L_768D", sizes(6, 768, 12),
         year=2019, paper="arXiv:1909.10351", **_DISTILLED, own="as tinybert-4l-312, at the teacher's width",
         use="models at half of BERT's cost, distilled for one task",
@@ -94,7 +94,7 @@ _SHAPED_LIKE_BERT = (
 
 # --- RoBERTa and models of its shape ------------------------------------------------------------------
 
-_ROBERTA = BERT.but(
+_ROBERTA = BERT.vary(
     "roberta-base", "FacebookAI/roberta-base",
     {
         "model_type": "roberta", "vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1,
@@ -104,13 +104,13 @@ _ROBERTA = BERT.but(
     tokenizer="byte-level BPE", own="no NSP, no segments, positions start after the padding id",
     use="labels, entities and answers, better pretrained than BERT",
 )  # fmt: skip
-_XLM_ROBERTA = _ROBERTA.but(
+_XLM_ROBERTA = _ROBERTA.vary(
     "xlm-roberta-base", "FacebookAI/xlm-roberta-base", {"model_type": "xlm-roberta", "vocab_size": 250002},
     paper="arXiv:1911.02116", objective="MLM in 100 languages", tokenizer="SentencePiece unigram",
     own="RoBERTa with 250,002 pieces",
     category="multilingual", use="labels in many languages, learned from one of them", languages="100",
 )  # fmt: skip
-_LUKE = _ROBERTA.but(
+_LUKE = _ROBERTA.vary(
     "luke-base", "studio-ousia/luke-base",
     {
         "model_type": "luke", "vocab_size": 50267, "entity_vocab_size": 500000, "entity_emb_size": 256,
@@ -123,28 +123,28 @@ _LUKE = _ROBERTA.but(
 )  # fmt: skip
 _SHAPED_LIKE_ROBERTA = (
     _ROBERTA,
-    _ROBERTA.but("roberta-large", "FacebookAI/roberta-large", LARGE),
-    _ROBERTA.but(
+    _ROBERTA.vary("roberta-large", "FacebookAI/roberta-large", LARGE),
+    _ROBERTA.vary(
         "codebert", "microsoft/codebert-base", {},
         year=2020, paper="arXiv:2002.08155", objective="MLM + replaced token detection",
         pretraining_heads=("masked_lm", "replaced_tokens"), own="pairs of text and code",
         category="domain", use="code and its documentation", languages="English, 6 programming languages",
     ),
-    _ROBERTA.but(
+    _ROBERTA.vary(
         "camembert-base", "almanach/camembert-base",
         {"model_type": "camembert", "vocab_size": 32005, "bos_token_id": 5, "eos_token_id": 6},
         paper="arXiv:1911.03894", objective="MLM of whole words", tokenizer="SentencePiece unigram", own="French",
         use="labels, entities and answers in French", languages="French",
     ),
     _XLM_ROBERTA,
-    _XLM_ROBERTA.but("xlm-roberta-large", "FacebookAI/xlm-roberta-large", LARGE),
+    _XLM_ROBERTA.vary("xlm-roberta-large", "FacebookAI/xlm-roberta-large", LARGE),
     _LUKE,
-    _LUKE.but("luke-large", "studio-ousia/luke-large", LARGE),
+    _LUKE.vary("luke-large", "studio-ousia/luke-large", LARGE),
 )  # fmt: skip
 
 # --- smaller embeddings, shared or fewer layers --------------------------------------------------------
 
-_ALBERT = BERT.but(
+_ALBERT = BERT.vary(
     "albert-base-v2", "albert/albert-base-v2",
     {
         "model_type": "albert", "vocab_size": 30000, "embedding_size": 128, "hidden_act": "gelu_new",
@@ -156,7 +156,7 @@ _ALBERT = BERT.but(
     own="one layer's parameters for all layers, narrow embeddings",
     use="few parameters to store or send",
 )  # fmt: skip
-_ELECTRA = BERT.but(
+_ELECTRA = BERT.vary(
     "electra-small-discriminator", "google/electra-small-discriminator",
     {"model_type": "electra", "embedding_size": 128, **sizes(12, 256, 4)},
     year=2020, paper="arXiv:2003.10555", objective=RTD, pretraining_heads=("replaced_tokens",),
@@ -181,7 +181,7 @@ _DISTILBERT = Preset(
     pretraining_heads=MLM, tokenizer="WordPiece, lower case", own="every second layer of BERT, no segments, no pooler",
     category="small", use="labels and entities at half of BERT's cost",
 )  # fmt: skip
-_MOBILEBERT = BERT.but(
+_MOBILEBERT = BERT.vary(
     "mobilebert-uncased", "google/mobilebert-uncased",
     {
         "model_type": "mobilebert", **sizes(24, 512, 4, 512), "hidden_act": "relu", "hidden_dropout_prob": 0.0,
@@ -195,18 +195,18 @@ _MOBILEBERT = BERT.but(
 )  # fmt: skip
 _SMALLER = (
     _ALBERT,
-    _ALBERT.but("albert-large-v2", "albert/albert-large-v2", LARGE),
-    _ALBERT.but("albert-xlarge-v2", "albert/albert-xlarge-v2", sizes(24, 2048, 16)),
-    _ALBERT.but("albert-xxlarge-v2", "albert/albert-xxlarge-v2", sizes(12, 4096, 64)),
+    _ALBERT.vary("albert-large-v2", "albert/albert-large-v2", LARGE),
+    _ALBERT.vary("albert-xlarge-v2", "albert/albert-xlarge-v2", sizes(24, 2048, 16)),
+    _ALBERT.vary("albert-xxlarge-v2", "albert/albert-xxlarge-v2", sizes(12, 4096, 64)),
     _DISTILBERT,
     _MOBILEBERT,
     _ELECTRA,
     *(
-        _ELECTRA.but(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", more, category="general")
+        _ELECTRA.vary(f"electra-{size}-discriminator", f"google/electra-{size}-discriminator", more, category="general")
         for size, more in _ELECTRA_SIZES.items()
     ),
     *(
-        _ELECTRA.but(f"electra-{size}-generator", f"google/electra-{size}-generator", changes, **_GENERATES)
+        _ELECTRA.vary(f"electra-{size}-generator", f"google/electra-{size}-generator", changes, **_GENERATES)
         for size, changes in _GENERATOR_SIZES.items()
     ),
 )

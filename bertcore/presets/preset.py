@@ -106,7 +106,7 @@ class Preset:
         """The results that the authors report."""
         return PUBLISHED.get(self.name, GlueResults())
 
-    def but(self, name: str, hub_id: str, changes: Mapping[str, Any], **facts) -> Self:
+    def vary(self, name: str, hub_id: str, changes: Mapping[str, Any], **facts) -> Self:
         """Return a preset of the same shape, with `changes` of the config and other `facts`."""
         return replace(self, name=name, hub_id=hub_id, config={**self.config, **changes}, **facts)
 

@@ -12,7 +12,7 @@ CAUSAL_LM = ("causal_lm",)
 
 # --- relative positions ----------------------------------------------------------------------------------
 
-_DEBERTA = BERT.but(
+_DEBERTA = BERT.vary(
     "deberta-base", "microsoft/deberta-base",
     {
         "model_type": "deberta", "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7,
@@ -22,7 +22,7 @@ _DEBERTA = BERT.but(
     year=2020, paper="arXiv:2006.03654", objective="MLM", pretraining_heads=MLM, tokenizer="byte-level BPE",
     own="disentangled attention: content and relative position apart", use="accurate labels and answers",
 )  # fmt: skip
-_DEBERTA_V3 = _DEBERTA.but(
+_DEBERTA_V3 = _DEBERTA.vary(
     "deberta-v3-base", "microsoft/deberta-v3-base",
     {
         "model_type": "deberta-v2", "vocab_size": 128100, "pos_att_type": ["p2c", "c2p"], "position_buckets": 256,
@@ -57,18 +57,18 @@ _MPNET = replace(
 )  # fmt: skip
 _RELATIVE = (
     _DEBERTA,
-    _DEBERTA.but("deberta-large", "microsoft/deberta-large", LARGE),
-    _DEBERTA_V3.but("deberta-v3-small", "microsoft/deberta-v3-small", sizes(6, 768, 12)),
+    _DEBERTA.vary("deberta-large", "microsoft/deberta-large", LARGE),
+    _DEBERTA_V3.vary("deberta-v3-small", "microsoft/deberta-v3-small", sizes(6, 768, 12)),
     _DEBERTA_V3,
-    _DEBERTA_V3.but("deberta-v3-large", "microsoft/deberta-v3-large", LARGE),
-    _DEBERTA_V3.but(
+    _DEBERTA_V3.vary("deberta-v3-large", "microsoft/deberta-v3-large", LARGE),
+    _DEBERTA_V3.vary(
         "deberta-v2-xlarge", "microsoft/deberta-v2-xlarge",
         {**sizes(24, 1536, 24), "attention_head_size": 64, "conv_kernel_size": 3, "conv_act": "gelu"},
         year=2020, paper="arXiv:2006.03654", objective="MLM", pretraining_heads=MLM,
         own="as deberta-v3, and a convolution beside the first layer",
     ),
     _XLNET,
-    _XLNET.but(
+    _XLNET.vary(
         "xlnet-large-cased", "xlnet/xlnet-large-cased",
         {"n_layer": 24, "d_model": 1024, "n_head": 16, "d_inner": 4096},
     ),
@@ -117,7 +117,7 @@ _SENTENCE_T5 = Preset(
     own="T5's encoder: biases of relative position shared by all layers, scores without a scale",
     category="embeddings", use="matching and labels of sentences",
 )  # fmt: skip
-_BERT_HASH = BERT.but(
+_BERT_HASH = BERT.vary(
     "bert-hash-nano", "NeuML/bert-hash-nano",
     sizes(2, 128, 2) | {"model_type": "bert_hash", "projections": 16},
     year=2025, paper="NeuML/bert-hash-nano", objective="MLM", pretraining_heads=MLM,
@@ -153,14 +153,14 @@ _MODERNBERT = Preset(
 )  # fmt: skip
 # Ettin's config.json (its 32m's, which other models' configs quote) has one theta for all layers, and 7,999 positions.
 _ONE_THETA = {"rope_parameters": dict.fromkeys(("full_attention", "sliding_attention"), _rope(160000.0))}
-_ETTIN = _MODERNBERT.but(
+_ETTIN = _MODERNBERT.vary(
     "ettin-17m", "jhu-clsp/ettin-encoder-17m", sizes(7, 256, 4, 384) | _ONE_THETA | {"max_position_embeddings": 7999},
     year=2025, paper="arXiv:2507.11412", own="ModernBERT's shape from small to large, one theta, open data",
     category="small", use="long texts, at a size of choice",
 )  # fmt: skip
 # As its authors trained it last (github.com/JHU-CLSP/mmBERT, configs/mmBERT-base-decay.yaml), with Gemma 2's
 # vocabulary. Not in that file, and not verified: cls_token_id and how classes are pooled.
-_MMBERT = _MODERNBERT.but(
+_MMBERT = _MODERNBERT.vary(
     "mmbert-base", "jhu-clsp/mmBERT-base",
     {
         "vocab_size": 256000, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1, "cls_token_id": 1,
@@ -280,25 +280,25 @@ _JINA_V5 = replace(
 
 ROTARY = (
     _MODERNBERT,
-    _MODERNBERT.but("modernbert-large", "answerdotai/ModernBERT-large", sizes(28, 1024, 16, 2624)),
+    _MODERNBERT.vary("modernbert-large", "answerdotai/ModernBERT-large", sizes(28, 1024, 16, 2624)),
     _ETTIN,
-    _ETTIN.but("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576)),
-    _ETTIN.but("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768)),
-    _ETTIN.but("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840), category="general"),
-    _MMBERT.but("mmbert-small", "jhu-clsp/mmBERT-small", sizes(22, 384, 6, 1152)),
+    _ETTIN.vary("ettin-32m", "jhu-clsp/ettin-encoder-32m", sizes(10, 384, 6, 576)),
+    _ETTIN.vary("ettin-68m", "jhu-clsp/ettin-encoder-68m", sizes(19, 512, 8, 768)),
+    _ETTIN.vary("ettin-1b", "jhu-clsp/ettin-encoder-1b", sizes(28, 1792, 28, 3840), category="general"),
+    _MMBERT.vary("mmbert-small", "jhu-clsp/mmBERT-small", sizes(22, 384, 6, 1152)),
     _MMBERT,
     _EUROBERT,
-    _EUROBERT.but("eurobert-610m", "EuroBERT/EuroBERT-610m", sizes(26, 1152, 18, 4096) | {"num_key_value_heads": 6}),
-    _EUROBERT.but("eurobert-2.1b", "EuroBERT/EuroBERT-2.1B", sizes(32, 2304, 18, 6144) | {"num_key_value_heads": 6}),
+    _EUROBERT.vary("eurobert-610m", "EuroBERT/EuroBERT-610m", sizes(26, 1152, 18, 4096) | {"num_key_value_heads": 6}),
+    _EUROBERT.vary("eurobert-2.1b", "EuroBERT/EuroBERT-2.1B", sizes(32, 2304, 18, 6144) | {"num_key_value_heads": 6}),
     _NOMIC_BERT,
-    _NOMIC_BERT.but("nomic-embed-text-v1.5", "nomic-ai/nomic-embed-text-v1.5", {}),
+    _NOMIC_BERT.vary("nomic-embed-text-v1.5", "nomic-ai/nomic-embed-text-v1.5", {}),
     _GTE,
-    _GTE.but("gte-base-en-v1.5", "Alibaba-NLP/gte-base-en-v1.5", _GTE_ENGLISH, **_OF_GTE_ENGLISH),
-    _GTE.but(
+    _GTE.vary("gte-base-en-v1.5", "Alibaba-NLP/gte-base-en-v1.5", _GTE_ENGLISH, **_OF_GTE_ENGLISH),
+    _GTE.vary(
         "gte-large-en-v1.5", "Alibaba-NLP/gte-large-en-v1.5",
         _GTE_ENGLISH | LARGE | {"type_vocab_size": 2, "rope_parameters": _rope(160000.0, 2.0)}, **_OF_GTE_ENGLISH,
     ),
-    _GTE.but(
+    _GTE.vary(
         "snowflake-arctic-embed-m-v2.0", "Snowflake/snowflake-arctic-embed-m-v2.0",
         {"rope_parameters": _rope(160000.0)},
         paper="arXiv:2412.04506", own="as gte-multilingual-base, with unscaled positions",
@@ -308,5 +308,5 @@ ROTARY = (
     _JINA_V5,
     _JINA_V3,
     _JINA_V2,
-    _JINA_V2.but("jina-embeddings-v2-small-en", "jinaai/jina-embeddings-v2-small-en", sizes(4, 512, 8)),
+    _JINA_V2.vary("jina-embeddings-v2-small-en", "jinaai/jina-embeddings-v2-small-en", sizes(4, 512, 8)),
 )  # fmt: skip

@@ -2,8 +2,8 @@
 
 A folder is written under a temporary name, synced to disk and renamed. If a run that returned to an earlier step
 replaces a checkpoint, the old one is set aside first. A process killed at any moment leaves the existing checkpoints
-whole; one may be set aside, and `sweep_checkpoints` puts it back. After an error (such as a full disk) all are in place
-and the partial one is removed. digests.json has the SHA-256 of every file, which shows whether a checkpoint is damaged.
+whole; one may be set aside, and `recover_checkpoints` puts it back. After an error (a full disk) all are in place and
+the partial one is removed. digests.json has the SHA-256 of every file, which shows whether a checkpoint is damaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from bertcore.arguments import warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint
-from bertcore.checkpoint.files import digest_of, read_json_object, sweep, sync, temporary_beside, write_json
+from bertcore.checkpoint.files import digest_of, read_json_object, remove_abandoned, sync, temporary_beside, write_json
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.system import replace
@@ -154,7 +154,7 @@ def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterab
         remove_checkpoint(folder)
 
 
-def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
+def recover_checkpoints(output_dir: str | os.PathLike) -> None:
     """Remove partial checkpoints of killed processes, and put back whole ones that they had set aside."""
     folder = Path(output_dir)
     for path in list(folder.iterdir()) if folder.is_dir() else ():
@@ -164,7 +164,7 @@ def sweep_checkpoints(output_dir: str | os.PathLike) -> None:
             else:
                 replace(path, folder / match[1])
         elif match := _LEFT.fullmatch(path.name):
-            sweep(folder / match[1])
+            remove_abandoned(folder / match[1])
 
 
 OPTIMIZER, OBJECTIVE, SCHEDULE, STATE, ARGUMENTS, DIGESTS = (

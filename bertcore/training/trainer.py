@@ -16,7 +16,7 @@ from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerControl, TrainerState, reports_of
-from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, sweep_checkpoints
+from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, recover_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
@@ -250,7 +250,7 @@ class Trainer:
 
     def _start(self, resume: bool | str | os.PathLike | None) -> Path | None:
         """Return the checkpoint to start from; the run's folder is created or cleaned."""
-        sweep_checkpoints(self.args.output_dir)
+        recover_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
             check_whole(Path(resume))

@@ -3,7 +3,7 @@
     # kernels/softmax/cuda.py
     from .. import _cuda
 
-    KERNELS = _cuda.Module(__file__, "softmax.cu", instantiations=INSTANTIATIONS)
+    KERNELS = _cuda.Source(__file__, "softmax.cu", instantiations=INSTANTIATIONS)
 
     def softmax(input, dim):
         xp = _cuda.array_module(input)              # cupy; numpy if the runtime is the tests' CPU emulator
@@ -81,7 +81,7 @@ def instantiations(name, *choices, types=TYPES):
     return tuple(template(name, *arguments) for arguments in itertools.product(types, *choices))
 
 
-class Module:
+class Source:
     """The kernels of one .cu file."""
 
     def __init__(self, beside, source, instantiations):
@@ -137,7 +137,7 @@ def inline_includes(path, seen=None):
 # ---- the runtime -----------------------------------------------------------------------------------------------------
 
 
-class Device(NamedTuple):
+class DeviceProperties(NamedTuple):
     """Properties of a device that launchers depend on."""
 
     compute_capability: int  # 75, 80, 90, ...
@@ -189,7 +189,7 @@ class CuPyRuntime:
         index = self.device_index()
         if index not in self._devices:
             device = self.cupy.cuda.Device(index)
-            self._devices[index] = Device(
+            self._devices[index] = DeviceProperties(
                 compute_capability=int(device.compute_capability),  # not among the attributes
                 multiprocessors=device.attributes["MultiProcessorCount"],
                 shared_bytes=device.attributes["MaxSharedMemoryPerBlockOptin"],
@@ -262,7 +262,7 @@ def array_module(array):
 
 
 def device():
-    """Return the current device, as a `Device`."""
+    """Return the current device, as `DeviceProperties`."""
     return runtime().device()
 
 

@@ -7,7 +7,7 @@ from .._cuda import elements, rows
 from ..activation_names import activation_code
 
 INSTANTIATIONS = (*elements.POINTWISE, *_cuda.instantiations("activation_backward", _cuda.FLAGS), *rows.COLUMN_SUMS)
-KERNELS = _cuda.Module(__file__, "activation.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "activation.cu", INSTANTIATIONS)
 
 
 def activation(input, activation, bias):

@@ -8,7 +8,7 @@ from . import RULES
 from .numbers import Numbers
 
 INSTANTIATIONS = "adamw", "move_and_sum", "rates_of_rows", "move_parameter", "scales_at_step"
-KERNELS = _cuda.Module(__file__, "adam_update.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "adam_update.cu", INSTANTIATIONS)
 NUMBERS = np.dtype([(name, np.float32) for name in Numbers._fields])
 
 

@@ -10,7 +10,7 @@ INSTANTIATIONS = (
     *_cuda.instantiations("affine_columns"),
     *rows.FINAL_SUMS,
 )
-KERNELS = _cuda.Module(__file__, "affine.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "affine.cu", INSTANTIATIONS)
 
 
 def affine(input, weight, bias, residual):

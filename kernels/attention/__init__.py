@@ -25,14 +25,14 @@ from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_win
 from .positions import TERMS, RelativePositions, alibi_positions, bucketed_distances
 
 __all__ = [
-    "AttentionArguments", "AttentionSaved", "Gradients", "RelativePositions", "alibi_positions", "attention",
+    "AttentionArguments", "AttentionGradients", "AttentionSaved", "RelativePositions", "alibi_positions", "attention",
     "attention_backward", "bucketed_distances",
 ]  # fmt: skip
 
 _TARGETS = ("out[0]", "out[1]", "out[2]")
 
 
-class Gradients(NamedTuple):
+class AttentionGradients(NamedTuple):
     """The gradients of `attention`, each with its array's shape and dtype; None if the array is None."""
 
     query: Any
@@ -265,7 +265,7 @@ def attention_backward(
     *,
     out: tuple[ArrayT, ArrayT, ArrayT] | None = None,
     backend: str | None = None,
-) -> Gradients:
+) -> AttentionGradients:
     """Return the gradients of `attention`, recomputing probabilities from lse (Dao et al. 2022, arXiv:2205.14135).
 
     Args:
@@ -291,7 +291,7 @@ def attention_backward(
     relative = None
     if saved.distance_rows is not None:
         relative = RelativePositions(None, **dict(zip(TERMS, terms, strict=True)))
-    return Gradients(query, key, value, bias, relative)
+    return AttentionGradients(query, key, value, bias, relative)
 
 
 def _checked(backend: str, saved: AttentionSaved) -> AttentionSaved:

@@ -6,7 +6,7 @@ from .. import _cuda
 from .._cuda.elements import table_of
 
 INSTANTIATIONS = _cuda.instantiations("cast", types=("__half", "__nv_bfloat16"))
-KERNELS = _cuda.Module(__file__, "cast.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "cast.cu", INSTANTIATIONS)
 
 
 def cast(sets):

@@ -6,7 +6,7 @@ from .. import _cuda
 from .._cuda.elements import THREADS, table_of
 
 INSTANTIATIONS = *_cuda.instantiations("sum_squares"), "root_of_sum"
-KERNELS = _cuda.Module(__file__, "clip_norm.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "clip_norm.cu", INSTANTIATIONS)
 
 
 def clip_norm(arrays, max_norm):

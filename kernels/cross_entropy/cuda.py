@@ -11,7 +11,7 @@ from .._cuda import empty_rows, row_stride, unit_columns
 GROUPS = (32, 512)  # threads per row
 WARP_CLASSES = 1024  # a warp computes a row of at most this many classes
 TARGETS = {"int32": "int", "int64": "long long"}
-KERNELS = _cuda.Module(
+KERNELS = _cuda.Source(
     __file__,
     "cross_entropy.cu",
     (

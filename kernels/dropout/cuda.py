@@ -7,7 +7,7 @@ from .._cuda.elements import dropout_arguments
 from ..philox import BLOCK, COUNTERS
 
 THREADS = 256
-KERNELS = _cuda.Module(__file__, "dropout.cu", _cuda.instantiations("dropout"))
+KERNELS = _cuda.Source(__file__, "dropout.cu", _cuda.instantiations("dropout"))
 
 
 def dropout(input, p, seed, residual):

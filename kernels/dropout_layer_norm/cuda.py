@@ -20,7 +20,7 @@ INSTANTIATIONS = (
     *_cuda.instantiations("dropout_norm_backward_columns"),
     *rows.FINAL_SUMS,
 )
-KERNELS = _cuda.Module(__file__, "dropout_layer_norm.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "dropout_layer_norm.cu", INSTANTIATIONS)
 
 
 def dropout_layer_norm(input, residual, weight, bias, eps, p, seed):

@@ -19,7 +19,7 @@ INSTANTIATIONS = (
     *_cuda.instantiations("sum_continued"),
     *_cuda.instantiations("sum_runs"),
 )
-KERNELS = _cuda.Module(__file__, "embedding.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "embedding.cu", INSTANTIATIONS)
 
 
 def embedding(input, weight):

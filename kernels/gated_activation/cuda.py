@@ -11,7 +11,7 @@ INSTANTIATIONS = (
     *_cuda.instantiations("gated_activation", _cuda.FLAGS),
     *_cuda.instantiations("gated_activation_backward", _cuda.FLAGS),
 )
-KERNELS = _cuda.Module(__file__, "gated_activation.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "gated_activation.cu", INSTANTIATIONS)
 
 
 def gated_activation(input, activation, gate):

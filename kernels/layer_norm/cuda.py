@@ -3,7 +3,7 @@
 from .. import _cuda
 from .._cuda import rows
 
-KERNELS = _cuda.Module(__file__, "layer_norm.cu", rows.NORMS)
+KERNELS = _cuda.Source(__file__, "layer_norm.cu", rows.NORMS)
 
 
 def layer_norm(input, weight, bias, eps, residual):

@@ -10,7 +10,7 @@ from ..linear.cuda import linear_weight_gradient
 
 MOST_THREADS = 1024
 NAMES = ("lstm_forward", "lstm_backward")
-KERNELS = _cuda.Module(__file__, "lstm.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
+KERNELS = _cuda.Source(__file__, "lstm.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
 
 
 def lstm(input, weight, cu_seqlens):

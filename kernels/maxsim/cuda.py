@@ -9,7 +9,7 @@ from .. import _cuda
 
 TILE, ROWS, THREADS = 32, 8, 128  # the first two as in maxsim.cu
 NAMES = ("maxsim_peaks", "maxsim_sums", "maxsim_query_backward", "maxsim_document_backward")
-KERNELS = _cuda.Module(__file__, "maxsim.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
+KERNELS = _cuda.Source(__file__, "maxsim.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
 
 
 def maxsim(query, document, cu_seqlens, cu_seqlens_q):

@@ -11,7 +11,7 @@ from .._cuda.elements import table_of
 from .reference import COEFFICIENTS, EPS, STEPS, rate_of
 
 INSTANTIATIONS = "move_momentum", "normalise", "move_matrix"
-KERNELS = _cuda.Module(__file__, "muon_update.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "muon_update.cu", INSTANTIATIONS)
 MOST_AT_ONCE = 1 << 25  # elements of the matrices of a batch, whose products take up to four times their memory
 
 

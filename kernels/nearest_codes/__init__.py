@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..arguments import Codes, Integer
+from ..arguments import Integer, QuantizedRows
 from ..arrays import Array
 from ..operation import Operation
 
@@ -24,7 +24,7 @@ class Nearest(NamedTuple):
 NEAREST_CODES = Operation(
     __package__,
     "nearest_codes",
-    {"query": Codes("queries width"), "corpus": Codes("rows width"), "top_k": Integer(minimum=1)},
+    {"query": QuantizedRows("queries width"), "corpus": QuantizedRows("rows width"), "top_k": Integer(minimum=1)},
 )
 
 

@@ -10,7 +10,7 @@ from . import MODES
 
 LANES, ROWS, VECTOR_BYTES = 32, 8, 16  # as in pooling.cu
 NAMES = ("pool_sums", "pool_sums_backward", "pool_peaks", "pool_peaks_backward")
-KERNELS = _cuda.Module(__file__, "pooling.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
+KERNELS = _cuda.Source(__file__, "pooling.cu", [it for name in NAMES for it in _cuda.instantiations(name)])
 
 
 def pooling(input, cu_seqlens, mode, skipped, dtype):

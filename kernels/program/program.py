@@ -78,7 +78,7 @@ class Program:
         self.nbytes += size
         return block
 
-    def give_back(self, block: np.ndarray) -> None:
+    def release(self, block: np.ndarray) -> None:
         """Take back memory that no Deferred uses any more."""
         self._idle.append(block)
 
@@ -97,7 +97,7 @@ class Program:
             self.storage = storage
         return type(self.storage) is type(storage)  # typed zeros are all equal
 
-    def note(self, kind: np.dtype, tasks: int, **fields: Any) -> None:
+    def record(self, kind: np.dtype, tasks: int, **fields: Any) -> None:
         """Append a step: a record of its operation's dtype, for up to `tasks` tasks."""
         if fields.keys() != kind.fields.keys():
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")

@@ -86,7 +86,7 @@ def _note_step(program, operation, input, output, residual=None, weight=None, bi
     width = output.shape[-1]
     numbers = {"eps": 0.0, "form": False, "activation": 0, "stride": 0} | numbers
     numbers |= {"operation": operation, "rows": output.size // width, "width": width}
-    program.note(STEP, task_count(output.size, GRAIN), **numbers, **addresses)
+    program.record(STEP, task_count(output.size, GRAIN), **numbers, **addresses)
     return output
 
 

@@ -3,7 +3,7 @@
 from .. import _cuda
 from .._cuda import rows
 
-KERNELS = _cuda.Module(__file__, "rms_norm.cu", rows.NORMS)
+KERNELS = _cuda.Source(__file__, "rms_norm.cu", rows.NORMS)
 
 
 def rms_norm(input, weight, eps, residual):

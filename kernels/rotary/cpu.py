@@ -142,7 +142,7 @@ def deferred_rotary(program, input, cos, sin, cu_seqlens, positions, interleaved
     target = input if inplace else program.empty(input.shape, input.dtype)
     if cu_seqlens is None:
         cu_seqlens = np.array([0, len(input)], np.int32)
-    program.note(
+    program.record(
         STEP,
         task_count(input.size, GRAIN),
         plan=plan_of(input.array, target.array, cos, interleaved, 1),

@@ -8,7 +8,7 @@ import numpy as np
 from .. import _cuda
 
 MOST_THREADS, WARP, VECTOR_BYTES = 256, 32, 16
-KERNELS = _cuda.Module(__file__, "rotary.cu", _cuda.instantiations("rotary_tokens", _cuda.FLAGS))
+KERNELS = _cuda.Source(__file__, "rotary.cu", _cuda.instantiations("rotary_tokens", _cuda.FLAGS))
 
 
 def rotary(input, cos, sin, cu_seqlens, positions, interleaved, inplace):

@@ -6,7 +6,7 @@ The kernels compute rows: any other axis is moved to the end and back, which tak
 from .. import _cuda
 from .._cuda import rows
 
-KERNELS = _cuda.Module(__file__, "softmax.cu", (*rows.row_kernels("softmax"), *rows.row_kernels("softmax_backward")))
+KERNELS = _cuda.Source(__file__, "softmax.cu", (*rows.row_kernels("softmax"), *rows.row_kernels("softmax_backward")))
 
 
 def softmax(input, dim):

@@ -19,10 +19,10 @@ OPERATIONS = sorted({path.parent.name for path in KERNELS.glob("[a-z]*/reference
 
 
 def modules(operation):
-    """Return the _cuda.Module objects of an operation's cuda.py, or of the modules in its folder cuda/."""
+    """Return the _cuda.Source objects of an operation's cuda.py, or of the modules in its folder cuda/."""
     names = ["cuda", *(f"cuda.{path.stem}" for path in sorted((KERNELS / operation / "cuda").glob("[a-z]*.py")))]
     namespaces = [vars(importlib.import_module(f"{kernels.__name__}.{operation}.{name}")) for name in names]
-    return [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Module)]
+    return [value for names in namespaces for value in names.values() if isinstance(value, _cuda.Source)]
 
 
 @functools.cache

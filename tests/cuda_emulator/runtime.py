@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bertcore.kernels._cuda import Device
+from bertcore.kernels._cuda import DeviceProperties
 
 from . import build
 
@@ -97,7 +97,7 @@ class Emulator:
 
     def device(self):
         shared_bytes = (64 if self.arch < 80 else 99) * 1024  # what sm_75, and sm_86 and sm_120, have
-        return Device(compute_capability=self.arch, multiprocessors=4, shared_bytes=shared_bytes)
+        return DeviceProperties(compute_capability=self.arch, multiprocessors=4, shared_bytes=shared_bytes)
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         self._check(kernel, grid, block, shared_bytes)

@@ -12,7 +12,7 @@ from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, build, unava
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 OVERRUNS = ("READ_AFTER", "WRITE_AFTER", "WRITE_BEFORE", "WRITE_INTO_CANARY")
-KERNELS = _cuda.Module(
+KERNELS = _cuda.Source(
     __file__,
     "planted.cu",
     (

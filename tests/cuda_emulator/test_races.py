@@ -28,7 +28,7 @@ CASES = {  # what the message says after "this thread reads", or "writes": the s
     "ATOMIC_AND_PLAIN": f"byte 0 of shared array 'held', {BARRIER}",
     "IN_GLOBAL_MEMORY": "byte 252 of argument 1, which block [01] of the grid wrote",
 }
-KERNELS = _cuda.Module(
+KERNELS = _cuda.Source(
     __file__, "planted.cu", tuple(f"race<{case}, {wrong}>" for case in CASES for wrong in ("true", "false"))
 )
 
@@ -89,7 +89,7 @@ def test_each_barrier_of_a_real_kernel_is_missed(run, module, begin, barriers, m
             place = text.index(barrier, place) + len(barrier)
         without = text if barrier is None else text[: place - len(barrier)] + text[place:]
         (tmp_path / f"{number}.cu").write_text(without)
-        monkeypatch.setattr(module, "KERNELS", _cuda.Module(tmp_path / "cuda.py", f"{number}.cu", kernels))
+        monkeypatch.setattr(module, "KERNELS", _cuda.Source(tmp_path / "cuda.py", f"{number}.cu", kernels))
         with _cuda.use_runtime(Emulator(races=True)):
             if barrier is None:
                 run()

@@ -1,6 +1,6 @@
 """Machine code of CUDA kernels, compiled by NVRTC and read by nvdisasm (extra `test`); no GPU needed.
 
-made = compiled(KERNELS.text, ("softmax_rows<__half, 32, 3>",), "sm_90")     # KERNELS: a `_cuda.Module`
+made = compiled(KERNELS.text, ("softmax_rows<__half, 32, 3>",), "sm_90")     # KERNELS: a `_cuda.Source`
 made.local_bytes["softmax_rows<__half, 32, 3>"]      # spills, and arrays indexed at run time
 instructions(made)["softmax_rows<__half, 32, 3>"]    # {"LDG.E.128", "HMMA.16816.F32", ...}
 """

@@ -29,7 +29,7 @@ def slow_instructions(kernel, names):
 def check(operation, architecture, chosen):
     """Check the instantiations that `chosen` takes of each module of an operation."""
     found = modules(operation)
-    assert found, f"{operation} has no _cuda.Module"
+    assert found, f"{operation} has no _cuda.Source"
     for module in found:
         made = compiled(module.text, chosen(module.instantiations), architecture)
         assert not any(made.local_bytes.values()), made.local_bytes

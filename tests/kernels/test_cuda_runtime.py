@@ -21,7 +21,7 @@ from tests.refusals import refuses
 @pytest.fixture
 def module(tmp_path):
     (tmp_path / "sum.cu").write_text('#include "common.cuh"\n__global__ void sum() {}\n')
-    return _cuda.Module(tmp_path / "cuda.py", "sum.cu", ["sum", "other<1>"])
+    return _cuda.Source(tmp_path / "cuda.py", "sum.cu", ["sum", "other<1>"])
 
 
 def test_a_kernel_is_compiled_once_per_device(gpu, module):
@@ -88,7 +88,7 @@ def test_one_module_does_not_wait_for_anothers_text(tmp_path, monkeypatch):
         return path.stem
 
     monkeypatch.setattr(_cuda, "inline_includes", inline)
-    slow, fast = (_cuda.Module(tmp_path / "cuda.py", name, []) for name in ("slow.cu", "fast.cu"))
+    slow, fast = (_cuda.Source(tmp_path / "cuda.py", name, []) for name in ("slow.cu", "fast.cu"))
     thread = threading.Thread(target=lambda: slow.text)
     thread.start()
     assert reached.wait(10)

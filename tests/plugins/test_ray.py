@@ -10,7 +10,7 @@ from tests.tiny_bert import random_texts
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
-from bertcore.plugins.ray import TextEmbedder  # noqa: E402
+from bertcore.plugins.ray import BatchEmbedder  # noqa: E402
 
 pytestmark = pytest.mark.slow
 MANY = [*TEXTS, *random_texts(160)]
@@ -28,7 +28,7 @@ def embedded(items, *arguments, **options):
     """The rows of `items` as two actors make them."""
     data = ray.data.from_items(items, override_num_blocks=4)
     return data.map_batches(
-        TextEmbedder, fn_constructor_args=arguments, fn_constructor_kwargs=options, concurrency=2, batch_size=39
+        BatchEmbedder, fn_constructor_args=arguments, fn_constructor_kwargs=options, concurrency=2, batch_size=39
     )
 
 
@@ -52,7 +52,7 @@ def test_options_and_columns(folder, encoder):
 
 def test_an_empty_dataset(folder):
     assert embedded([], folder).take_all() == []
-    found = TextEmbedder(folder)({"text": np.array([], object)})
+    found = BatchEmbedder(folder)({"text": np.array([], object)})
     assert found["embedding"].shape == (0, 39) and found["embedding"].dtype == np.float32
 
 

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from bertcore import AutoModelForMaskedLM, value_and_grad
 from bertcore.checkpoint.files import digest_of
 from bertcore.training import Masking, NotSaved, TrainerCallback, TrainingDiverged
-from bertcore.training.checkpoints import checkpoints_in, sweep_checkpoints, write_folder
+from bertcore.training.checkpoints import checkpoints_in, recover_checkpoints, write_folder
 from bertcore.training.objectives.language_modeling import DEFAULT
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
@@ -342,7 +342,7 @@ def test_a_checkpoint_that_is_replaced_is_never_lost(tmp_path, moment):
             write_folder(folder, lambda new: (new / "which").write_text("new"))
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
-    sweep_checkpoints(tmp_path)
+    recover_checkpoints(tmp_path)
     assert [path.name for path in checkpoints_in(tmp_path)] == names_in(tmp_path) == ["checkpoint-3"]
     assert (folder / "which").read_text() == ("old" if moment < 3 else "new")
     write_folder(folder, lambda new: (new / "which").write_text("newest"))

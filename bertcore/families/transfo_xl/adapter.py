@@ -199,7 +199,7 @@ class RecurrentAdapter(Adapter):
 
     # --- outputs ---------------------------------------------------------------------------------------
 
-    def ask(self, run: Pass, inputs: EncoderInput) -> None:
+    def request_states(self, run: Pass, inputs: EncoderInput) -> None:
         """Request the layers' inputs, which become the memory of the next segment."""
         if getattr(inputs, "returns_memory", False) and run.trace.states is None:
             run.trace.states = []

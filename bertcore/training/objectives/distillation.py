@@ -17,7 +17,7 @@ from bertcore.tape import unrecorded
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, real_tokens
-from bertcore.training.objectives.text_examples import Texts
+from bertcore.training.objectives.text_examples import Documents
 
 
 class Distillation(Objective):
@@ -73,7 +73,7 @@ class Distillation(Objective):
         self._options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._maps: list[list[Linear]] = []
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         """Yield the examples of the student's own objective; without one, each document's tokens in pieces."""
         made = self.objective or MaskedLM()
         return made.examples(documents, tokenizer, max_length=max_length, seed=seed)

@@ -14,7 +14,7 @@ from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives import objective as base
-from bertcore.training.objectives.text_examples import SpecialTokens, Texts, document_ids, stream_pieces, text_limit
+from bertcore.training.objectives.text_examples import Documents, SpecialTokens, document_ids, stream_pieces, text_limit
 
 DEFAULT = Masking()
 
@@ -34,7 +34,7 @@ class MaskedLM(base.Supervised):
         super().__init__(label_smoothing)
         self.masking = masking
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
         special = SpecialTokens(tokenizer)
         limit = text_limit(max_length, len(special))
@@ -70,7 +70,7 @@ class CausalLM(NextWords):
 
     model_class = "AutoModelForCausalLM"
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens.
 
         The last piece is shorter. Documents without tokens are left out.
@@ -150,7 +150,7 @@ class PermutationLM(base.Supervised):
             raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
         self.share, self.longest_span = share, check_count("longest_span", longest_span)
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
         special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:

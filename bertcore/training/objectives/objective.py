@@ -14,7 +14,7 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import ClassOptions, Pass, kept_losses, use_class_options, use_loss_factors
 from bertcore.training.masking import IGNORED
-from bertcore.training.objectives.text_examples import Texts
+from bertcore.training.objectives.text_examples import Documents
 
 Batch = Mapping[str, Any]
 Examples = Iterator[dict[str, Any]]
@@ -53,7 +53,7 @@ class Objective:
     pairing: Objective | None = None
     source: Objective | None = None
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
 
         Args:

@@ -13,11 +13,11 @@ from bertcore.models import losses
 from bertcore.passes import Pass
 from bertcore.training.objectives import objective as base
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.text_examples import SpecialTokens, Texts, document_ids, text_limit
+from bertcore.training.objectives.text_examples import Documents, SpecialTokens, document_ids, text_limit
 
 AT_ONCE = 1000  # documents among which others are drawn
 Sentences = list[list[int]]
-Pairs = Iterator[tuple[list[int], list[int], int]]
+PackedPairs = Iterator[tuple[list[int], list[int], int]]
 
 
 class SentencePairs(base.Objective):
@@ -29,7 +29,7 @@ class SentencePairs(base.Objective):
 
     label = ""  # the name of the labels, in examples and in batches
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
         limit = text_limit(max_length, len(special), 2)
         documents, before = filter(None, document_ids(tokenizer, documents)), []
@@ -41,7 +41,7 @@ class SentencePairs(base.Objective):
                     yield special.around(first, second) | {self.label: label}
             before = sentences
 
-    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> PackedPairs:
         """Yield (first segment, second segment, label) from a document; `others` are some other documents."""
         raise NotImplementedError(f"{type(self).__name__} does not define its pairs")
 
@@ -73,7 +73,7 @@ class NextSentence(SentencePairs):
         rest = {name: value for name, value in batch.items() if name != self.label}
         return model(**rest, labels=batch[self.label])
 
-    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> PackedPairs:
         """Leave out a single last sentence: it has no next one, so the labels would not be balanced."""
         if not others:
             raise ValueError("documents has only one document, expected others to take sentences from")
@@ -108,7 +108,7 @@ class SentenceOrder(SentencePairs):
         out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
         return out
 
-    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> Pairs:
+    def pairs(self, document: Sentences, others: list[Sentences], limit: int, rng: np.random.Generator) -> PackedPairs:
         """Leave out a single last sentence."""
         start = 0
         while start + 1 < len(document):
@@ -132,7 +132,7 @@ class MaskedLMAndPairs(base.Supervised):
         super().__init__(words.label_smoothing)
         self.words, self.pairing = words, pairs
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         return self.pairing.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
     def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
@@ -173,7 +173,7 @@ class TranslationLM(MaskedLM):
 
     targets = (RESTART,)
 
-    def examples(self, documents: Texts, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield both texts of each pair, the longer one cut at its end if they are too long together.
 
         `documents` are pairs of texts. A pair with a text without tokens is left out. "restart" of an example is the
@@ -204,7 +204,7 @@ def restarted(mask: np.ndarray, restart: np.ndarray) -> np.ndarray:
     return np.where(mask != 0, np.where(places >= first, places - first + position, places), 0)
 
 
-def _pairs(documents: Texts) -> Iterator[list[str]]:
+def _pairs(documents: Documents) -> Iterator[list[str]]:
     for index, document in enumerate(documents):
         if isinstance(document, str):
             raise TypeError(f"documents[{index}] is {document!r:.60}, expected a pair of texts")

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore.training.collators import is_cut
 
-Texts = Iterable[Iterable[str]]
+Documents = Iterable[Iterable[str]]
 LABELS = ("label", "labels", "score", "scores")
 
 
@@ -66,7 +66,7 @@ class ColumnCollator:
 AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one
 
 
-def document_ids(tokenizer: Any, documents: Texts) -> Iterator[list[list[int]]]:
+def document_ids(tokenizer: Any, documents: Documents) -> Iterator[list[list[int]]]:
     """Yield for each document the ids of its texts, without special tokens; texts without any are left out.
 
     Raises TypeError for a document that is a string.
@@ -90,7 +90,7 @@ def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[in
         yield [ids for ids in islice(rows, len(document)) if ids]
 
 
-def stream_pieces(tokenizer: Any, documents: Texts, end: int, size: int) -> Iterator[list[int]]:
+def stream_pieces(tokenizer: Any, documents: Documents, end: int, size: int) -> Iterator[list[int]]:
     """Yield the ids of all documents in turn, each followed by `end`, in pieces of `size`; the rest comes last.
 
     A document without ids adds nothing.

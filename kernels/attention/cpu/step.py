@@ -38,7 +38,7 @@ def deferred_attention(program, query, key, value, scoring, return_probs, return
         program.address(array)  # the program keeps them
     arrays = {name: it.array if type(it) is Deferred else it for name, it in arrays.items()}
     fields = forward_fields(arrays, integers, offsets, (program.address(scratch), tasks, size), scoring)
-    program.note(STEP, tasks, **(absent_fields(STEP) | fields))
+    program.record(STEP, tasks, **(absent_fields(STEP) | fields))
     return output, lse, None, None
 
 

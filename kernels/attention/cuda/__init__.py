@@ -47,7 +47,7 @@ INSTANTIATIONS = [
     *_cuda.instantiations("attention_forward_fp32", ADDED, types=FP32),
     *_cuda.instantiations("attention_probs"),
 ]
-KERNELS = _cuda.Module(__file__, "attention.cu", instantiations=INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "attention.cu", instantiations=INSTANTIATIONS)
 
 
 def attention(query, key, value, scoring, return_probs, return_components, compute_dtype):

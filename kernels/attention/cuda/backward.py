@@ -52,7 +52,7 @@ INSTANTIATIONS = (
     *("sum_bands", "sum_rows", "list_distances", "sum_segments"),
     *_cuda.instantiations("sum_scores"),
 )
-KERNELS = _cuda.Module(__file__, "backward.cu", INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "backward.cu", INSTANTIATIONS)
 STRIDES = np.dtype([("first", np.int64, 3), ("second", np.int64, 3)])
 """struct Strides of backward.cuh."""
 

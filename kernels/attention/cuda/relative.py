@@ -43,7 +43,7 @@ INSTANTIATIONS = [
     ),
     *_cuda.instantiations("relative_attention_probs"),
 ]
-KERNELS = _cuda.Module(__file__, "relative.cu", instantiations=INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "relative.cu", instantiations=INSTANTIATIONS)
 
 STRIDED = ("query_for_position", "position_key", "position_query", "segment_scores")
 SEGMENTS = ("segment_ids", "segment_ids_k")

@@ -57,7 +57,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         "scale": weight.column_scales, "column_sums": weight.column_sums, "bias": bias, "residual": residual,
         "output": output, "rounded": rounded[0], "zero": rounded[1], "step_size": rounded[2],
     }  # fmt: skip
-    program.note(
+    program.record(
         STEP,
         num_threads(),
         rows=rows,

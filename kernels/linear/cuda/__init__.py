@@ -29,7 +29,7 @@ INSTANTIATIONS = [
     *(_cuda.template("linear_fp32", tile[0]) for tile in (LARGE, SMALL)),
     *rows.COLUMN_SUMS,
 ]
-KERNELS = _cuda.Module(__file__, "linear.cu", instantiations=INSTANTIATIONS)
+KERNELS = _cuda.Source(__file__, "linear.cu", instantiations=INSTANTIATIONS)
 
 
 class CudaWeight(PreparedWeight):
