@@ -1,6 +1,7 @@
 """Budgets of size: lines, modules, and parameters of functions. After a cut, lower the budget to what is left."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,24 @@ LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
 # Each of these is imported by modules that must not import each other, or is an entry point.
 SHORT_MODULES = {"bertcore/__main__.py", "kernels/activation_names.py", "kernels/errors.py", "kernels/own_name.py"}
 SHORT_MODULES |= {"kernels/arrays.py", "bertcore/file_readers.py"}
+# Private names of the product, or such as it has, that tests read, and why.
+OTHERS = {
+    "_numba",
+    "_cuda",
+    "_replace",
+    "_exit",
+    "_dynamo",
+    "_optimize_final_module",
+}  # folders; of Python and libraries
+PRIVATE_READS = {
+    "cuda_emulator/streams.py:_device": "CuPy's",
+    "kernels/test_threads.py:_chosen": "the process has decided already",
+    "kernels/test_threads.py:_only_one": "the process has decided already",
+    "nn/test_parameter.py:_array": "the place between two locks where another thread may come",
+    "tasks/sentence_encoder/peer_suite.py:_tokenizer": "of the peer",
+    "tokenization/test_tokenizer.py:_copies": "the bound on memory; nothing else shows it",
+    "tokenization/test_tokenizer.py:_engine": "the bound on memory; nothing else shows it",
+}
 
 
 def line_count(files):
@@ -64,3 +83,22 @@ def test_signatures_are_short():
                 if len([name for name in names if name not in ("self", "cls", "backend")]) > MOST_PARAMETERS:
                     found.add(f"{name_of(file)}:{node.name}")
     assert found == LONG_SIGNATURES
+
+
+def test_tests_read_public_names():
+    defined = set(re.findall(r"\b_[a-z]\w*", " ".join(file.read_text(encoding="utf-8") for file in PRODUCT)))
+    found = set()
+    for file in TESTS:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                    names = ()
+                case ast.Attribute(attr=name) | ast.alias(name=name):
+                    names = (name,)
+                case ast.Call(func=ast.Attribute(attr="setattr" | "delattr" | "setitem" | "object"), args=arguments):
+                    texts = [each.value for each in arguments if isinstance(each, ast.Constant)]
+                    names = [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
+                case _:
+                    names = ()
+            found |= {f"{name_of(file)[6:]}:{name}" for name in defined.intersection(names) - OTHERS}
+    assert found == PRIVATE_READS.keys()

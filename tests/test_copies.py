@@ -10,7 +10,6 @@ import pytest
 from bertcore import (
     AutoModel,
     AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     CrossEncoder,
     SentenceEncoder,
@@ -20,7 +19,6 @@ from bertcore import (
 from bertcore.models.outputs import ModelOutput
 from bertcore.training import AdamW, TrainingArguments, get_scheduler
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
-from tests.tasks.pipelines.folders import save_head
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
 from tests.tiny_bert import CONFIG, save_tiny_bert, save_tiny_encoder, write_modules
 
@@ -90,13 +88,6 @@ def test_copies_answer_alike(kind, tmp_path, on_numpy):
         np.testing.assert_array_equal(answer(copied), expected)
 
 
-def test_repr_of_a_model():
-    model = AutoModelForSequenceClassification.from_config(CONFIG, num_labels=3)
-    numbers = model.num_parameters()
-    expected = f"AutoModelForSequenceClassification: bert, float32, 2 layers, hidden_size 39, {numbers:,} parameters"
-    assert repr(model) == f"<{expected}>"
-
-
 BERT = r"<\w+: bert, float32, 2 layers, hidden_size 39, [\d,]+ parameters>"
 
 
@@ -104,6 +95,10 @@ BERT = r"<\w+: bert, float32, 2 layers, hidden_size 39, [\d,]+ parameters>"
     (SentenceEncoder, rf"<SentenceEncoder of {BERT}, max_seq_length 40>"),
     (SparseEncoder, rf"<SparseEncoder of {BERT}, max_seq_length 40>"),
     (lambda folder: pipeline("fill-mask", folder), f"<FillMaskPipeline of {BERT}>"),
+    (
+        lambda folder: CrossEncoder(save_tiny_classifier(folder / "scores", labels=1)),
+        f"<CrossEncoder of {BERT}, max_seq_length 40>",
+    ),
     (
         lambda folder: next(iter(AutoModel.from_pretrained(folder, add_pooling_layer=False).parameters())),
         r"<Parameter .*: float32 \(75, 39\)>",
@@ -116,11 +111,6 @@ BERT = r"<\w+: bert, float32, 2 layers, hidden_size 39, [\d,]+ parameters>"
 def test_reprs(tmp_path, load, expected):
     folder = save_tiny_encoder(tmp_path) if load is SentenceEncoder else save_tiny_bert(tmp_path, head=True)
     assert re.fullmatch(expected, repr(load(folder)))
-
-
-def test_the_repr_of_a_cross_encoder(tmp_path):
-    folder = save_head(tmp_path, "AutoModelForSequenceClassification", num_labels=1)
-    assert re.fullmatch(f"<CrossEncoder of {BERT}, max_seq_length 40>", repr(CrossEncoder(folder)))
 
 
 def test_outputs_have_shapes(tmp_path, on_numpy):

@@ -111,8 +111,8 @@ class ServedModel:
         else:
             self.max_seq_length = self.engine.max_seq_length
         routes = getattr(self._part, "readers", None) or {"": self._part}
-        self._readers = {(side, name): copy.copy(routes[name]) for side in ("left", "right") for name in routes}
-        for (side, _), reader in self._readers.items():
+        self.readers = {(side, name): copy.copy(routes[name]) for side in ("left", "right") for name in routes}
+        for (side, _), reader in self.readers.items():
             reader.tokenizer = copy.copy(reader.tokenizer)
             reader.tokenizer.truncation_side = side
         self.longest_token = 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
@@ -137,7 +137,7 @@ class ServedModel:
         self._most_bytes = settings.max_response_bytes
         self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
         options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
-        for what, compute in ((what, self._on_backend(method)) for what, method in computed.items()):
+        for what, compute in ((what, self.on_backend(method)) for what, method in computed.items()):
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
             self._batchers[what] = both
 
@@ -146,7 +146,7 @@ class ServedModel:
         """The part that tokenizes and computes: the engine, or a CrossEncoder's scores."""
         return self.engine.scores if self.kind == "classifier" else self.engine
 
-    def _on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    def on_backend(self, compute: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
         def call(rows: list[Any]) -> Any:
             with kernels.use_backend(self._backend):
                 return by_halves(compute, rows)
@@ -187,7 +187,7 @@ class ServedModel:
         """
         is_late = self.kind == "late"
         routes = getattr(self._part, "routes", None)
-        reader = self._readers[side, ("" if routes is None else routes.first) if route is None else route]
+        reader = self.readers[side, ("" if routes is None else routes.first) if route is None else route]
         most, size = self.engine.length_of(task) if is_late else self.max_seq_length, len(reader.tokenizer)
         most = most if route is None else min(most, reader.max_seq_length)
         ids = {index: text for index, text in enumerate(texts) if isinstance(text, list)}

@@ -1,15 +1,15 @@
 """The race check finds what no barrier orders, names both lines, and says nothing about what is right."""
 
 import re
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from bertcore.kernels import _cuda, set_batch_invariant
+from bertcore.kernels import _cuda
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.linear import cuda as linear_cuda
 from tests.cuda_emulator import Emulator, EmulatorError, unavailable_reason
+from tests.kernels.cuda_support import batch_invariance
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
@@ -51,21 +51,12 @@ def test_races_are_found(case, schedule):
     run(case, False, schedule)
 
 
-@contextmanager
-def products_of_our_own():
-    set_batch_invariant(True)
-    try:
-        yield
-    finally:
-        set_batch_invariant(False)
-
-
 def layer_norm():
     layer_norm_cuda.layer_norm(np.ones((3, 3000), np.float32), None, None, 1e-5, None)
 
 
 def linear():
-    with products_of_our_own():
+    with batch_invariance(True):
         linear_cuda.linear(np.ones((70, 160), np.float16), np.ones((72, 160), np.float16), None, None, None)
 
 

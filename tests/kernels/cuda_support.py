@@ -76,8 +76,10 @@ def batch_invariance(wanted):
     """Make products on the GPU batch-invariant, or not, within the block."""
     before = kernels.is_batch_invariant()
     kernels.set_batch_invariant(wanted)
-    yield
-    kernels.set_batch_invariant(before)
+    try:
+        yield
+    finally:
+        kernels.set_batch_invariant(before)
 
 
 @pytest.fixture(params=DTYPES, ids=str)

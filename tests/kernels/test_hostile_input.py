@@ -46,7 +46,6 @@ gelu(f32(3), backend="tpu") -> ValueError: backend tpu numpy numba cupy
 gelu(f32(3), backend=f32(3)) -> TypeError: backend array name
 softmax(f32()) -> ValueError: input () axes
 softmax(f32(2, 3), 2) -> ValueError: dim 2 2 axes
-softmax(f32(2, 3), 0.5) -> TypeError: dim 0.5 integer
 backward("softmax", f32(2, 4), f32(2, 3)) -> ValueError: grad_output (2, 4) (2, 3)
 backward("softmax", F64, f32(2, 3)) -> TypeError: grad_output float64 float32 output
 layer_norm(f32()) -> ValueError: input () (...,
@@ -60,7 +59,6 @@ layer_norm(f32(3), eps=10**400) -> ValueError: eps 1329 bits finite
 layer_norm(f32(3), eps=1e-60) -> ValueError: eps 1e-60 0 1.18e-38 float32
 rms_norm(f32(3), eps=1e39) -> ValueError: eps 1e+39 0 float32
 backward("rms_norm", f32(3), f32(3), eps=1e-39) -> ValueError: eps 1e-39 0 float32
-layer_norm(f32(3), eps="1") -> TypeError: eps '1' number
 backward("layer_norm", f32(3), f32(2, 3)) -> ValueError: grad_output (3,) (2, 3)
 gelu(f32(3), "erf") -> ValueError: approximate 'erf' 'none' 'tanh'
 gelu(f32(2, 3), f32(3)) -> TypeError: approximate array 'none'
@@ -68,7 +66,6 @@ gelu(f32(2, 3), bias=f32(2)) -> ValueError: bias (2,) (3,)
 gelu(f32(), bias=f32(1)) -> ValueError: input () (...,
 backward("gelu", f32(3), f32(2, 3)) -> ValueError: grad_output (3,) (2, 3)
 activation(f32(3), "mish") -> ValueError: activation 'mish' 'relu' 'gelu_tanh'
-activation(f32(3), None) -> TypeError: activation None 'relu'
 backward("activation", f32(2), f32(3), "relu") -> ValueError: grad_output (2,) (3,)
 gated_activation(f32(2, 3), "silu") -> ValueError: input (2, 3) two halves
 gated_activation(f32(2, 4), "silu", gate="third") -> ValueError: gate 'third' 'first' 'second'
@@ -88,7 +85,6 @@ linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10
 linear(f32(2, 3), f32(4, 3), activation="swish") -> ValueError: activation 'swish' None 'silu'
 backward("linear", f32(2, 3), f32(2, 3), f32(4, 3)) -> ValueError: grad_output (2, 3) (2, 4)
 prepare_weight(f32(2, 3, 4)) -> ValueError: weight (2, 3, 4) (out_features, in_features)
-prepare_weight([[1.0]]) -> TypeError: weight list
 embedding(f32(3), f32(4, 2)) -> TypeError: input float32 integer
 embedding(IDS > 0, f32(4, 2)) -> TypeError: input bool integer
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
@@ -120,8 +116,6 @@ dropout(f32(3), -0.1, 0) -> ValueError: p -0.1
 dropout(f32(3), np.nan, 0) -> ValueError: p nan
 dropout(f32(3), 0.5, -1) -> ValueError: seed -1
 dropout(f32(3), 0.5, 2**64) -> ValueError: seed 18446744073709551616
-dropout(f32(3), 0.5, 0.5) -> TypeError: seed 0.5
-dropout(f32(3), 0.5, None) -> TypeError: seed None
 rotary(PACKED[0], *TABLES, interleaved=IDS) -> TypeError: interleaved array True False
 cross_entropy(f32(3), IDS) -> ValueError: input (3,) (rows, classes)
 cross_entropy(f32(4, 3), IDS) -> ValueError: target (3,) (4,)
@@ -129,7 +123,6 @@ cross_entropy(f32(3, 3), f32(3)) -> TypeError: target float32 integer
 cross_entropy(f32(3, 2), IDS) -> ValueError: target[2] 2 0 to 1 -100
 cross_entropy(f32(3, 3), IDS, reduction="max") -> ValueError: reduction 'max' 'mean' 'sum' 'none'
 cross_entropy(f32(3, 3), IDS, ignore_index=2**63) -> ValueError: ignore_index 9223372036854775808 64 bits
-cross_entropy(f32(3, 3), IDS, ignore_index=None) -> TypeError: ignore_index None integer
 backward("cross_entropy", f32(3), f32(3, 3), IDS) -> ValueError: grad_output (3,) ()
 backward("cross_entropy", f32(), f32(3, 3), IDS, reduction="none") -> ValueError: grad_output () (3,)
 rotary(f32(7, 8), *TABLES) -> ValueError: input (7, 8) (tokens, heads, head_dim)
@@ -150,7 +143,6 @@ rotary_tables(3, 8, scaling="dynamic", factor=2) -> TypeError: trained_length No
 rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1) -> ValueError: theta inf 1e+200 finite
 rotary_tables(3, 160, 5e-324) -> ValueError: theta 5e-324
 rotary_tables(3, 4, dtype=int) -> TypeError: dtype int64 floating
-attention(*DENSE, return_lse="no") -> TypeError: return_lse 'no' True False
 backward("maxsim", f32(1, 1), f32(), f32(2, 4), np.array([0, 2])) -> ValueError: query () (...,
 attention(*DENSE, save=np.ones(2)) -> TypeError: save array True False
 rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
@@ -182,7 +174,6 @@ attention(*DENSE, bias=np.ones((5, 5), bool)) -> TypeError: bias bool float32
 attention(*DENSE, scale=np.inf) -> ValueError: scale inf finite
 attention(*DENSE, scale=1e-46) -> ValueError: scale 1e-46 0 1.18e-38 float32
 attention(*DENSE, scale=-1e39) -> ValueError: scale -1e+39 3.4e+38 float32
-attention(*DENSE, is_causal="no") -> TypeError: is_causal 'no' True False
 bucketed_distances("a") -> TypeError: num_buckets 'a' integer
 bucketed_distances(32, 128.5) -> TypeError: max_distance 128.5 integer
 alibi_positions(4, 3, "int3") -> TypeError: dtype 'int3' floating

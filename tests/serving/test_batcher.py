@@ -30,7 +30,7 @@ def run_batcher(scenario, compute, **sizes):
 @pytest.mark.parametrize("small", [["a"], ["a b", "c"], ["a"] * 10])
 def test_a_small_request_beside_giants_takes_at_most_three_times_its_time_alone(server, monkeypatch, small):
     """A model that takes 2 ms for a text and 1 ms for a token: a giant request takes seconds."""
-    whole = ServedModel._on_backend
+    whole = ServedModel.on_backend
 
     def slow(self, compute):
         def call(rows):
@@ -39,7 +39,7 @@ def test_a_small_request_beside_giants_takes_at_most_three_times_its_time_alone(
 
         return call
 
-    monkeypatch.setattr(ServedModel, "_on_backend", slow)
+    monkeypatch.setattr(ServedModel, "on_backend", slow)
     client = server(max_client_batch_size=500)
 
     def seconds():

@@ -203,9 +203,9 @@ def test_sizes(server):
 ])  # fmt: skip
 def test_answers_are_bounded(folders, monkeypatch, path, body, most):
     computed = []
-    whole = ServedModel._on_backend
+    whole = ServedModel.on_backend
     monkeypatch.setattr(
-        ServedModel, "_on_backend", lambda self, call: whole(self, lambda rows: computed.append(1) or call(rows))
+        ServedModel, "on_backend", lambda self, call: whole(self, lambda rows: computed.append(1) or call(rows))
     )
     app = create_app(
         [folders[name] for name in ("encoder", "splade", "classifier")], ServerSettings(max_response_bytes=most)
@@ -287,7 +287,7 @@ def test_auto_truncate(server):
 
 def blocked(monkeypatch):
     """Computing waits until the event that is returned is set."""
-    go_on, compute = threading.Event(), ServedModel._on_backend
+    go_on, compute = threading.Event(), ServedModel.on_backend
 
     def slow(self, function):
         whole = compute(self, function)
@@ -300,7 +300,7 @@ def blocked(monkeypatch):
         return call
 
     blocked.is_armed = False
-    monkeypatch.setattr(ServedModel, "_on_backend", slow)
+    monkeypatch.setattr(ServedModel, "on_backend", slow)
     return go_on
 
 
@@ -336,10 +336,10 @@ def test_only_the_end_of_a_giant_text_is_read(folders, monkeypatch, name, side):
     model, seen = ServedModel(folders[name], name), []
     giant = "paris is " * 100 + "the cat sat on an mat " * 2_000 + "is france " * 100
     texts = [(giant, "the cat"), ("the cat", giant)] if name == "reranker" else [giant]
-    whole = model._readers[side, ""].token_rows
+    whole = model.readers[side, ""].token_rows
     expected = [list(getattr(row, "ids", row)) for row, _ in whole(texts)]
     monkeypatch.setattr(
-        model._readers[side, ""], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)
+        model.readers[side, ""], "token_rows", lambda texts, *more: seen.extend(texts) or whole(texts, *more)
     )
     found = model.read(texts, truncate=True, side=side)
     assert [list(getattr(row, "ids", row)) for row in found] == expected

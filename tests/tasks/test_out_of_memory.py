@@ -58,7 +58,7 @@ def test_a_servers_batch_is_halved():
     pytest.importorskip("orjson")
     from bertcore.serving.models import ServedModel
 
-    compute = ServedModel._on_backend(SimpleNamespace(_backend="numpy"), at_most(3, []))
+    compute = ServedModel.on_backend(SimpleNamespace(_backend="numpy"), at_most(3, []))
     with pytest.warns(BatchHalvedWarning):
         assert compute([[0], [0] * 2, [0] * 3]) == [1, 2, 3]
 

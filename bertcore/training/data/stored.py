@@ -131,7 +131,7 @@ class _Writer:
         kind = np.asarray(first)
         self.is_scalar, self.code = kind.ndim == 0, "f" if kind.dtype.kind == "f" and kind.size else "i"
         self._values, self._ends, self._end = array(self.code), array("q"), 0
-        self._files = [_opened(path, stack) for path in _paths(folder, name)]
+        self._files = [open_file(path, stack) for path in _paths(folder, name)]
 
     def add(self, value: Any) -> None:
         value = value.tolist() if isinstance(value, np.ndarray | np.generic) else value
@@ -173,7 +173,7 @@ def _paths(folder: Path, name: str) -> tuple[Path, Path]:
     return folder / f"{name}.values", folder / f"{name}.ends"
 
 
-def _opened(path: Path, stack: ExitStack) -> IO[bytes]:
+def open_file(path: Path, stack: ExitStack) -> IO[bytes]:
     return stack.enter_context(path.open("xb"))
 
 

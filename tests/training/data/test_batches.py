@@ -205,7 +205,7 @@ def test_a_full_disk_names_the_folder(tmp_path, monkeypatch):
     def full(path, stack):
         return stack.enter_context(Path("/dev/full").open("wb"))
 
-    monkeypatch.setattr(module, "_opened", full)
+    monkeypatch.setattr(module, "open_file", full)
     refuses(OSError, r"No space left on device: '.*new'", store_examples, tmp_path / "new", STORED_EXAMPLES)
     assert not list(tmp_path.iterdir())
 
