@@ -16,6 +16,7 @@ from bertcore.tasks.similarity import (
     maxsim,
     maxsim_pairwise,
     normalize_embeddings,
+    pairwise_angle_sim,
     pairwise_cos_sim,
     pairwise_dot_score,
     pairwise_euclidean_sim,
@@ -27,7 +28,7 @@ pytorch_cos_sim = cos_sim  # the first name in sentence-transformers
 
 __all__ = (
     "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "maxsim", "maxsim_pairwise",
-    "mine_hard_negatives", "normalize_embeddings", "pairwise_cos_sim", "pairwise_dot_score", "pairwise_euclidean_sim",
-    "pairwise_manhattan_sim", "paraphrase_mining", "paraphrase_mining_embeddings", "pytorch_cos_sim",
-    "quantize_embeddings", "semantic_search", "truncate_embeddings",
+    "mine_hard_negatives", "normalize_embeddings", "pairwise_angle_sim", "pairwise_cos_sim", "pairwise_dot_score",
+    "pairwise_euclidean_sim", "pairwise_manhattan_sim", "paraphrase_mining", "paraphrase_mining_embeddings",
+    "pytorch_cos_sim", "quantize_embeddings", "semantic_search", "truncate_embeddings",
 )  # fmt: skip

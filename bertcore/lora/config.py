@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Self
@@ -15,6 +15,9 @@ from bertcore.checkpoint.patterns import BoundedPattern
 from bertcore.kernels import checks
 
 ALL_LINEAR = "all-linear"
+TARGETS = {kind: ["query", "value"] for kind in ("bert", "roberta", "xlm-roberta", "electra")}  # PEFT's, by model_type
+TARGETS |= {"deberta": ["in_proj"], "deberta-v2": ["query_proj", "value_proj"], "gpt2": ["c_attn"], "t5": ["q", "v"]}
+TARGETS |= {"gemma3_text": ["q_proj", "v_proj"]}
 
 
 class TaskType(StrEnum):
@@ -53,7 +56,7 @@ class LoraConfig:
         r: the rank of each product.
         target_modules: the linear layers to adapt: endings of their names in a checkpoint ("query" matches every
             layer's), a regular expression for whole names (a `BoundedPattern`), or "all-linear", all linear layers of
-            the encoder.
+            the encoder. By default PEFT's choice for the kind of model, if it has one: mostly query and value.
         lora_alpha: the product is multiplied by lora_alpha / r.
         lora_dropout: the dropout rate of the adapters' inputs in training.
         modules_to_save: endings of the names of modules that are trained in full and saved beside the adapters, such as
@@ -71,8 +74,8 @@ class LoraConfig:
         TypeError, ValueError: naming the attribute that is wrong, and the values expected.
     """
 
-    target_modules: Sequence[str] | str
     r: int = 8
+    target_modules: Sequence[str] | str | None = None
     lora_alpha: float = 8
     lora_dropout: float = 0.0
     modules_to_save: Sequence[str] | None = None
@@ -93,7 +96,8 @@ class LoraConfig:
             raise ValueError(f"lora_dropout is {self.lora_dropout}, expected a rate below 1")
         checks.choice("task_type", self.task_type, TASKS)
         checks.choice("bias", self.bias, ("none", "lora_only", "all"))
-        self.target_modules = _patterns("target_modules", self.target_modules)
+        if self.target_modules is not None:
+            self.target_modules = _patterns("target_modules", self.target_modules)
         self.exclude_modules = _patterns("exclude_modules", self.exclude_modules or [])
         self.layers_pattern = _patterns("layers_pattern", self.layers_pattern or [])
         self.modules_to_save = _names("modules_to_save", self.modules_to_save or [])
@@ -109,6 +113,14 @@ class LoraConfig:
             raise ValueError("layers_pattern is given without layers_to_transform, expected both")
         if isinstance(self.target_modules, str) and self.layers_to_transform:
             raise ValueError(f"layers_to_transform is {layers!r}, expected None if target_modules is a string")
+
+    def for_model(self, model_type: str) -> Self:
+        """Return the config with targets for this kind of model. Raises ValueError if there are no default ones."""
+        if self.target_modules is not None:
+            return self
+        if model_type not in TARGETS:
+            raise ValueError(f"target_modules is None, expected names of layers: {model_type} has no default")
+        return replace(self, target_modules=TARGETS[model_type])
 
     def rank_and_scale(self, module: str) -> tuple[int, float]:
         """Return the rank of the product for the linear layer of this name, and the factor on it."""

@@ -62,7 +62,8 @@ class PeftModel(Block):
             raise ValueError("model has adapters already: merge_and_unload them first")
         if not isinstance(peft_config, LoraConfig):
             raise TypeError(f"peft_config is {type(peft_config).__name__}, expected a LoraConfig")
-        self._model, self.peft_config = model, peft_config
+        self._model, self.peft_config = model, peft_config.for_model(model.config["model_type"])
+        peft_config = self.peft_config
         self._saved = _saved_parameters(model, peft_config)
         self.adapters = list(_adapters(model, peft_config, self._saved))
         self._adapted = {name.removesuffix(".weight") for adapter in self.adapters for name in adapter.names}

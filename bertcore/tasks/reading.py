@@ -279,24 +279,27 @@ class PromptedReader(TextReader, Encoder):
 
     @older_names(sentences="inputs")
     def encode_query(
-        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
     ) -> Any:
-        """Encode with the model's query prompt ("query"), if it has one; `prompt` and `prompt_name` override it."""
+        """Encode with the model's query prompt ("query"), if it has one; `prompt` and `prompt_name` override it.
+
+        `more` and `options` are those of `encode`.
+        """
         if prompt_name is None and prompt is None:
             prompt_name = self._prompts.first_of("query")
-        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "query"} | options)
+        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "query"} | options)
 
     @older_names(sentences="inputs")
     def encode_document(
-        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, **options: Any
+        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
     ) -> Any:
         """Encode with the model's document prompt ("document", "passage" or "corpus"), if it has one.
 
-        `prompt` and `prompt_name` override it.
+        `prompt` and `prompt_name` override it; `more` and `options` are those of `encode`.
         """
         if prompt_name is None and prompt is None:
             prompt_name = self._prompts.first_of(*DOCUMENTS)
-        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **{"task": "document"} | options)
+        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "document"} | options)
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Return an iterator over the embeddings of documents, with the document prompt; documents may be a stream."""

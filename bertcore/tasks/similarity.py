@@ -117,6 +117,19 @@ def pairwise_manhattan_sim(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return -np.abs(a - b).sum(axis=-1)
 
 
+@_like_given
+def pairwise_angle_sim(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return the angle similarities (n,) of x[i] and y[i], both (n, dim), whose halves are real and imaginary parts.
+
+    This is the absolute value of the real plus the imaginary part of x[i]'s product with the conjugate of y[i], both
+    scaled to length 1 (Li and Li 2024, arXiv:2309.12871). An odd dimension gets a zero at the end.
+    """
+    x, y = (np.pad(normalized(rows), ((0, 0), (0, rows.shape[1] % 2))) for rows in _pairs(x, y))
+    half = x.shape[1] // 2
+    imaginary = (x[:, half:] * y[:, :half] - x[:, :half] * y[:, half:]).sum(axis=-1)
+    return np.abs((x * y).sum(axis=-1) + imaginary)
+
+
 EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers
 AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
 

@@ -246,7 +246,6 @@ def test_counts(capsys):
     ({"modules_to_save": ["attention"]}, "matches no linear layer"),  # but what is trained as it is
     ({"target_modules": "query"}, "matches no linear layer"),  # a regular expression for the whole name
     ({"target_modules": [1]}, r"target_modules\[0\] is int, expected str"),
-    ({"target_modules": None}, "target_modules is None, expected a list of strings"),
     ({"modules_to_save": 3}, "modules_to_save is 3, expected a list of strings"),
     ({"target_modules": "(query"}, "expected a regular expression"),
     ({"target_modules": "(.*.*.*.*.*.*.*.*)*x"}, r"pattern '.*' takes more than 100,000 steps to match"),
@@ -276,6 +275,13 @@ def test_invalid_settings(options, error):
     model = new_model()
     refuses((TypeError, ValueError), error, lambda: get_peft_model(model, query_and_value(**options)))
     assert not any(parameter.is_frozen or parameter.adapter for parameter in model.parameters())
+
+
+def test_default_targets():
+    adapted = get_peft_model(new_model(), LoraConfig())
+    assert adapted.peft_config.target_modules == ["query", "value"] and len(adapted.adapters) == 2
+    error = "target_modules is None, expected names of layers: mpnet has no default"
+    refuses(ValueError, error, LoraConfig().for_model, "mpnet")
 
 
 def test_an_adapted_model_is_adapted_once_and_trained_as_one():
@@ -313,7 +319,6 @@ def test_files_and_states_that_do_not_fit_change_nothing(tmp_path, damage):
     ({"rank_pattern": {"query": 4}}, r"arrays\['.*query.lora_A.weight'\] has shape \(3, 39\), expected \(4, 39\)"),
     ({"bias": "all"}, "'bert.embeddings.LayerNorm.bias' is missing"),
     ({"peft_type": "IA3"}, "peft_type is 'IA3'"),
-    ({"target_modules": None}, "no target_modules"),
     ({"r": "8"}, "r is '8'"),
     *(({"init_lora_weights": name}, f"init_lora_weights is '{name}'") for name in ("pissa", "olora")),
     ({"modules_to_save": 1.5}, "adapter_config.json: .*not iterable"),

@@ -8,6 +8,7 @@ import pytest
 import bertcore
 from bertcore import value_and_grad
 from bertcore.lora import PeftModel, TaskType
+from bertcore.lora.config import TARGETS
 from bertcore.training import AdamW
 from tests.models.family_parity import random_batch, random_model, random_targets
 from tests.models.family_table import FAMILIES
@@ -57,6 +58,13 @@ CASES = {
     ),
     "gpt2 of biases": ("CausalLM", {"target_modules": ["c_attn"], "rank_pattern": {"c_attn": 3}, "bias": "lora_only"}),
 }
+
+
+def test_default_targets_are_those_of_peft():
+    peers = pytest.importorskip("peft.utils.constants").TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    assert {name: peers[name] for name in FAMILIES if name in peers} == {
+        n: t for n, t in TARGETS.items() if n in FAMILIES
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # PEFT's of models that are not on a hub

@@ -170,6 +170,9 @@ def test_similarities(tmp_path, name):
     np.testing.assert_allclose(ours.similarity(left, right), peer.similarity(left, right), atol=1e-5 * scale)
     found = ours.similarity_pairwise(left, right)
     np.testing.assert_allclose(found, peer.similarity_pairwise(left, right), atol=1e-5 * scale)
+    angles, width = sentence_transformers.util.pairwise_angle_sim, right.shape[1] // 2 * 2
+    for some in (left, right), (left[:, :width], right[:, :width]):  # an odd and an even dimension
+        np.testing.assert_allclose(bertcore.util.pairwise_angle_sim(*some), angles(*some), atol=1e-5)
 
 
 def test_search_mining_and_communities(tmp_path):
