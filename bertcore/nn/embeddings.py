@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block
@@ -75,7 +76,7 @@ class Embeddings(Block):
 class FirstToken(Block):
     """A pooler that returns the hidden state of the first token."""
 
-    def __call__(self, run: Pass, hidden: Tensor, first_tokens: Any) -> Tensor:
+    def __call__(self, run: Pass, hidden: Tensor, first_tokens: NativeArray) -> Tensor:
         """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return functional.take_rows(run, hidden, rows=first_tokens)
 
@@ -87,6 +88,6 @@ class Pooler(Block):
         width = spec.hidden_size
         self.dense = Linear(name, in_features=width, out_features=width, activation="tanh")
 
-    def __call__(self, run: Pass, hidden: Tensor, first_tokens: Any) -> Tensor:
+    def __call__(self, run: Pass, hidden: Tensor, first_tokens: NativeArray) -> Tensor:
         """Map (tokens, hidden) and the packed indices of first tokens to (sequences, hidden)."""
         return self.dense(run, functional.take_rows(run, hidden, rows=first_tokens))

@@ -17,6 +17,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import INT8
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
 from bertcore.kernels.precision import bfloat16
@@ -120,13 +121,13 @@ class Forms:
         """True if the values are only on GPUs."""
         return self.array is None and bool(self.on_gpus)
 
-    def _where_it_is(self) -> Any:
+    def _where_it_is(self) -> NativeArray:
         """Return the array on the current GPU, else on another GPU that has it, else copy it to the current one."""
         if not self.on_gpus:
             return self._on_device(kernels.current_gpu())
         return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
 
-    def own_array(self) -> Any:
+    def own_array(self) -> NativeArray:
         """Return the values in a writable array, on the GPU if they are there or used there, else in host memory.
 
         A parameter trained on the GPU moves there with its first change.
@@ -186,7 +187,7 @@ class Forms:
                 'inference: load it with dtype="float32" to compute gradients'
             )
 
-    def _array(self, place: Place) -> Any:
+    def _array(self, place: Place) -> NativeArray:
         backend, gpu, dtype = place
         if backend == "cupy":
             is_rounded = dtype is not None and self.dtype == np.float32
@@ -197,7 +198,7 @@ class Forms:
                 array = self.array = self.on_host()
         return array
 
-    def _weight(self, place: Place) -> Any:
+    def _weight(self, place: Place) -> NativeArray | kernels.PreparedWeight:
         """Return the weight of a linear map: prepared, or the array if no preparation is needed."""
         backend, gpu, dtype = place
         if backend == "cupy" and self.dtype == np.int8:
@@ -213,7 +214,7 @@ class Forms:
                 weight = self.weights.get((backend, gpu)) or self._prepare(backend, gpu)
         return weight
 
-    def _weight_to_train(self, place: Place) -> Any:
+    def _weight_to_train(self, place: Place) -> NativeArray | kernels.PreparedWeight:
         """Return the weight of a linear map that changes with each step.
 
         The CPU's products pack the array, forward and backward, within 2 % of their time (512 tokens or more); keeping
@@ -243,7 +244,7 @@ class Forms:
                 )
         return self.rounded[place]
 
-    def _rounded_on_device(self, gpu: int, dtype: str) -> Any:
+    def _rounded_on_device(self, gpu: int, dtype: str) -> NativeArray:
         """Return the device array in the dtype of `autocast`."""
         key = gpu, dtype
         array = self.copies.get(key)
@@ -255,7 +256,7 @@ class Forms:
                 array = self.copies[key]
         return array
 
-    def _on_device(self, gpu: int) -> Any:
+    def _on_device(self, gpu: int) -> NativeArray:
         if self.dtype == np.int8:
             raise ValueError(
                 f"this model was loaded with dtype={self.precision!r}, which runs only on the CPU (backends "

@@ -7,6 +7,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.nn import functional
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 class KeyValueCache:
@@ -50,8 +51,8 @@ class KeyValueCache:
         self._layers = {layer: (keys[rows], values[rows]) for layer, (keys, values) in self._layers.items()}
 
     def attend(
-        self, run: Pass, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None
-    ) -> Any:
+        self, run: Pass, layer: int, qkv: Tensor, *, num_heads: int, scale: float | None, compute_dtype: str | None
+    ) -> Tensor:
         """Store the new tokens' keys and values, and return their attention to all keys of their sequences so far.
 
         Args:

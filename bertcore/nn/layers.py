@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter, PerVersion
@@ -130,6 +131,6 @@ class Embedding(Block):
         view.flags.writeable = False
         return view
 
-    def __call__(self, run: Pass, ids: Any) -> Tensor:
+    def __call__(self, run: Pass, ids: NativeArray) -> Tensor:
         """Map integers, (tokens,), to (tokens, features)."""
         return functional.take_rows(run, self.table.value(run), rows=ids, padding_row=self.padding_row)

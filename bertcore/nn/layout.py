@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.linear.prepared import dequantized, group_count
 
 
@@ -55,14 +56,14 @@ class Layout:
         """The shape in the checkpoint of one number for each row: the tensor's shape, with 1 for the columns."""
         return self._joined(self._sizes(True))
 
-    def to_computing(self, stored: Any) -> Any:
+    def to_computing(self, stored: NativeArray) -> NativeArray:
         """Return a checkpoint's tensor in the form of computing, or its scales as (rows, 1); a view if possible."""
         rows, *columns = self.computing_shape
         is_scale = stored.shape != self.shape
         array = stored.reshape(self._sizes(is_scale)).transpose(self.axes)
         return array.reshape(rows, *(1 if is_scale else size for size in columns))
 
-    def to_stored(self, array: Any) -> Any:
+    def to_stored(self, array: NativeArray) -> NativeArray:
         """Reverse `to_computing`."""
         sizes = self._sizes(array.shape != self.computing_shape)
         stored = array.reshape([sizes[axis] for axis in self.axes])
@@ -114,14 +115,14 @@ class JoinedTensors:
         """The shape of the whole array when computing."""
         return (len(self.names) * self.part_shape[0], *self.part_shape[1:])
 
-    def pieces(self, array: Any) -> list[Any]:
+    def pieces(self, array: NativeArray) -> list[Any]:
         """Return views of the parts that `array` joins, each with a tensor's rows in the form of computing."""
         rows = self.part_shape[0]
         if len(self.names) == 1:
             return [array]
         return [array[index * rows : (index + 1) * rows] for index in range(len(self.names))]
 
-    def parts(self, array: Any) -> list[tuple[str, Any]]:
+    def parts(self, array: NativeArray) -> list[tuple[str, Any]]:
         """Return (name, tensor in the checkpoint's form) for each part of `array`: values, gradients or scales."""
         pieces = self.pieces(array) if self.layout is None else map(self.layout.to_stored, self.pieces(array))
         return list(zip(self.names, pieces, strict=True))

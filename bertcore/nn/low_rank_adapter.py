@@ -16,12 +16,13 @@ from bertcore.nn.functional.dense import LowRankWeight
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 DOWN, UP = "lora_A", "lora_B"
 
 
 @operation()
-def blocks_in_place(run: Pass, stack: Any, *, rows: int, first_rows: Sequence[int], factor: float) -> Any:
+def blocks_in_place(run: Pass, stack: Tensor, *, rows: int, first_rows: Sequence[int], factor: float) -> Tensor:
     """Return a matrix of `rows` rows with the blocks of `stack`, (height, width) each, times `factor`, and zeros.
 
     The blocks are one below the other in `stack`; each is placed at its first row, in its own columns.
@@ -102,7 +103,7 @@ class LowRankAdapter(Block):
     def _placement(self) -> dict[str, Any]:
         return {"rows": self.adapted.shape[0], "first_rows": self.first_rows, "factor": self.scale}
 
-    def placed_up(self, run: Pass) -> Any:
+    def placed_up(self, run: Pass) -> Tensor:
         """Return scale * up, with each tensor's rows at their place in the map."""
         return blocks_in_place(run, self.up.value(run), **self._placement)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.operation import Operation
 from bertcore.passes import Pass
@@ -92,7 +93,7 @@ def differentiable(record: Operation, *arrays: str, has_step: bool = False) -> M
     def with_pullback(run: Pass, *given: Any, **options: Any) -> tuple[Any, Pullback]:
         output, saved = forward(run, *given, save=True, **options)
 
-        def pullback(grad: Any) -> tuple[Any, ...]:
+        def pullback(grad: NativeArray) -> tuple[Any, ...]:
             of_backward = (parameter_dtype(given[0]),) if takes_dtype else ()
             found, gradients = record.backward(run.backend, grad, saved, *of_backward), []
             for array, place in zip(given, gradient_of, strict=False):
@@ -106,6 +107,6 @@ def differentiable(record: Operation, *arrays: str, has_step: bool = False) -> M
     return ModelOperation(with_pullback, has_step=has_step).inference(forward)
 
 
-def parameter_dtype(input: Any) -> np.dtype:
+def parameter_dtype(input: NativeArray) -> np.dtype:
     """Return the dtype of parameter gradients: float32 for 16-bit inputs, so that sums are not rounded."""
     return np.dtype(np.float32) if input.dtype.itemsize < 4 else input.dtype

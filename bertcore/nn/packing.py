@@ -8,6 +8,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 class PackedBatch:
@@ -62,15 +63,15 @@ class PackedBatch:
         """Map (sequences, length, ...) in host memory to (tokens, ...)."""
         return padded[self._sequence, self._column]
 
-    def pad(self, run: Pass, packed: Any) -> Any:
+    def pad(self, run: Pass, packed: Tensor) -> Tensor:
         """Map (tokens, ...) to (sequences, length, ...), zero at padding; has a gradient."""
         return _padded(run, packed, batch=self)
 
-    def pad_sequences(self, run: Pass, packed: Any) -> Any:
+    def pad_sequences(self, run: Pass, packed: Tensor) -> Tensor:
         """Map (sequences that have tokens, ...) to (sequences, ...), zero for empty ones; has a gradient."""
         return packed if self.has_tokens.all() else _padded_sequences(run, packed, has_tokens=self.has_tokens)
 
-    def pad_attention(self, run: Pass, probabilities: Any, memory: int = 0) -> Any:
+    def pad_attention(self, run: Pass, probabilities: Tensor, memory: int = 0) -> Tensor:
         """Map (sequences, heads, longest, memory + longest) to (sequences, heads, length, memory + length).
 
         Zero at padding; all queries attend to the memory's columns, which come first. Has a gradient.
@@ -107,13 +108,13 @@ class PackedBatch:
         counts = np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))]).astype(np.int32)
         return None if real.all() else np.flatnonzero(real), counts
 
-    def _padding_kept(self, is_real: np.ndarray) -> Any:
+    def _padding_kept(self, is_real: np.ndarray) -> Tensor:
         """Return the number of tokens before each sequence's first real token."""
         return is_real.argmax(axis=1).astype(np.int32) if is_real.size else 0
 
 
 @operation()
-def _padded(run: Pass, packed: Any, *, batch: PackedBatch) -> Any:
+def _padded(run: Pass, packed: Tensor, *, batch: PackedBatch) -> Tensor:
     """Compute `PackedBatch.pad`."""
     if batch.is_full and batch.is_real.all():
         shape = packed.shape
@@ -137,7 +138,7 @@ def _padded(run: Pass, packed: Any, *, batch: PackedBatch) -> Any:
 
 
 @operation()
-def _padded_sequences(run: Pass, packed: Any, *, has_tokens: np.ndarray) -> Any:
+def _padded_sequences(run: Pass, packed: Tensor, *, has_tokens: np.ndarray) -> Tensor:
     """Compute `PackedBatch.pad_sequences`."""
     xp = kernels.array_module(packed)
     rows = xp.asarray(np.flatnonzero(has_tokens))
@@ -147,7 +148,7 @@ def _padded_sequences(run: Pass, packed: Any, *, has_tokens: np.ndarray) -> Any:
 
 
 @operation()
-def _padded_attention(run: Pass, probabilities: Any, *, batch: PackedBatch, memory: int) -> Any:
+def _padded_attention(run: Pass, probabilities: Tensor, *, batch: PackedBatch, memory: int) -> Tensor:
     """Compute `PackedBatch.pad_attention`."""
     xp, heads, (sequences, length) = kernels.array_module(probabilities), probabilities.shape[1], batch.shape
     is_real = 1 if batch.is_real is batch.stays else xp.asarray(batch.is_real[:, None, :, None])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint.config import INPUT_SCALE, SCALE
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.nn.forms import Copies, Forms, refreshed_copies, release_pages, storage_dtype
 from bertcore.nn.layout import JoinedTensors, Layout, Scales
@@ -83,7 +84,7 @@ class Parameter(JoinedTensors):
         for name in self.names:
             release_pages(arrays[name])
 
-    def update(self, array: Any) -> None:
+    def update(self, array: NativeArray) -> None:
         """Replace the values by `array`, of the parameter's `shape`, converted to the model's dtype.
 
         An array of the right dtype is not copied: the parameter owns it from then on. CuPy arrays stay on their device.
@@ -112,7 +113,7 @@ class Parameter(JoinedTensors):
         self.fill(self.initial_tensors(self.names, rng, spread, precision), precision)
 
     def initial_tensors(
-        self, names: Any, rng: np.random.Generator, spread: float, precision: str
+        self, names: Collection[str], rng: np.random.Generator, spread: float, precision: str
     ) -> dict[str, np.ndarray]:
         """Return the tensors among `names` with a new model's values, in float32 if `precision` is low."""
         dtype = storage_dtype("float32" if precision in LOW_PRECISION else precision)
@@ -127,7 +128,7 @@ class Parameter(JoinedTensors):
                 some[...] = rng.normal(0.0, spread, some.size)
         return tensors
 
-    def _take(self, array: Any, scales: Scales | None, precision: str) -> None:
+    def _take(self, array: NativeArray, scales: Scales | None, precision: str) -> None:
         self._renew(Forms(", ".join(self.names), self.uses, precision, array, scales))
 
     def _renew(self, forms: Forms) -> None:

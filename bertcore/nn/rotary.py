@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.passes import Pass
 
 FEWEST_ROWS = 512  # the least size of a table, which grows by doubling
@@ -62,8 +63,8 @@ class RotaryTables:
         spec: RotarySpec,
         offsets: np.ndarray,
         given: np.ndarray | None,
-        dtype: Any,
-        positions: Any = None,
+        dtype: np.typing.DTypeLike,
+        positions: NativeArray | None = None,
     ) -> RotaryAngles:
         """Return the angles of packed tokens in a model that computes in `dtype`.
 

@@ -12,11 +12,12 @@ from bertcore.kernels.attention.positions import TERMS
 from bertcore.kernels.rotary import ROTARY
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 
 def attention(
-    run: Pass, query: Any, key: Any, value: Any, *, relative: RelativePositions | None = None, **options: Any
-) -> Any:
+    run: Pass, query: Tensor, key: Tensor, value: Tensor, *, relative: RelativePositions | None = None, **options: Any
+) -> Tensor:
     """Return scaled dot-product attention within each packed sequence; see `kernels.attention`.
 
     Args:
@@ -38,12 +39,12 @@ def attention(
 
 def self_attention(
     run: Pass,
-    *projected: Any,
+    *projected: Tensor,
     num_heads: int,
     num_key_value_heads: int | None = None,
     relative: RelativePositions | None = None,
     **options: Any,
-) -> Any:
+) -> Tensor:
     """Return `attention` of query, key and value that are concatenated in one array or several.
 
     Args:
@@ -59,7 +60,7 @@ def self_attention(
     return note_probabilities(run, _self_attention(run, *projected, *_terms(relative), **asked))
 
 
-def note_probabilities(run: Pass, results: Any) -> Any:
+def note_probabilities(run: Pass, results: Tensor | tuple[Tensor, ...]) -> Tensor:
     """Return the output of attention; append the probabilities, its second result, if the pass collects them."""
     if run.trace.attentions is None:
         return results
@@ -78,7 +79,7 @@ def with_seed(run: Pass, options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def split_heads(qkv: Any, *, num_heads: int) -> list[Any]:
+def split_heads(qkv: Tensor, *, num_heads: int) -> list[Any]:
     """Return query, key and value as views (tokens, heads, head_dim) of the array that concatenates them."""
     return _split((qkv,), num_heads, num_heads)
 
@@ -189,7 +190,7 @@ def _sums(left, right):
     return tuple([None if one is None else one + other for one, other in zip(left, right, strict=True)])
 
 
-def join_heads(output: Any) -> Any:
+def join_heads(output: Tensor) -> Tensor:
     """Reshape (tokens, heads, head_dim) to (tokens, heads * head_dim)."""
     return output.reshape(output.shape[0], output.shape[1] * output.shape[2])
 
@@ -200,7 +201,7 @@ def _rotated_heads(joined, heads, head_dim):
 
 
 @operation(has_step=True)
-def rotary(run: Pass, joined: Any, *, heads: int, head_dim: int, **angles: Any) -> Any:
+def rotary(run: Pass, joined: Tensor, *, heads: int, head_dim: int, **angles: Any) -> Tensor:
     """Return (tokens, all heads * head_dim) with the first `heads` rotated by their position.
 
     Without a tape, `joined` is overwritten. `angles` are cos, sin, cu_seqlens or positions, and interleaved, as for
@@ -270,6 +271,6 @@ def _self_attention_forward(run, *arrays, heads, relative, **options):
     return with_joined_heads(*results) if type(results) is tuple else join_heads(results)
 
 
-def with_joined_heads(output: Any, *probabilities: Any) -> Any:
+def with_joined_heads(output: Tensor, *probabilities: Tensor) -> Tensor | tuple[Tensor, ...]:
     """Return the output with concatenated heads, or a tuple of it and the probabilities, if given."""
     return (join_heads(output), *probabilities) if probabilities else join_heads(output)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from bertcore import kernels
 from bertcore.kernels.activation import ACTIVATION, ActivationSaved
 from bertcore.kernels.affine import AFFINE
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.dropout import DROPOUT
 from bertcore.kernels.dropout_layer_norm import DROPOUT_LAYER_NORM
 from bertcore.kernels.gated_activation import GATED_ACTIVATION
@@ -18,7 +19,7 @@ from bertcore.kernels.rms_norm import RMS_NORM
 from bertcore.nn.functional.rows import add
 from bertcore.nn.operation import differentiable, operation, parameter_dtype
 from bertcore.passes import Pass
-from bertcore.tape import Addend, Variable
+from bertcore.tape import Addend, Tensor, Variable
 
 
 class LowRankWeight(NamedTuple):
@@ -45,8 +46,8 @@ class ObservedWeight(NamedTuple):
 
 
 def linear(
-    run: Pass, input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None
-) -> Any:
+    run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor = None, *, activation: str | None = None
+) -> Tensor:
     """Return activation(input @ weight.T + bias) + residual; see `kernels.linear`.
 
     `weight` may be a LowRankWeight or an ObservedWeight.
@@ -83,7 +84,7 @@ def grouped_linear(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int]
 
 
 @operation()
-def _grouped(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int], activation: str | None) -> Any:
+def _grouped(run: Pass, input: Tensor, weight: Any, *, offsets: Sequence[int], activation: str | None) -> Tensor:
     return _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=True)
 
 
@@ -97,7 +98,7 @@ def _grouped_forward(run, input, weight, *, offsets, activation):
 
 
 @operation()
-def _grouped_of_frozen(run: Pass, input: Any, *, weight: Any, offsets: Sequence[int], activation: str | None) -> Any:
+def _grouped_of_frozen(run: Pass, input: Tensor, *, weight: Any, offsets: Sequence[int], activation: str | None) -> Any:
     output, pullback = _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=False)
     return output, lambda grad: pullback(grad)[:1]
 
@@ -135,8 +136,8 @@ def _groups(weight, offsets):
 
 
 def _linear_of_low_rank(
-    run: Pass, input: Any, weight: LowRankWeight, bias: Any, residual: Any, activation: str | None
-) -> Any:
+    run: Pass, input: Tensor, weight: LowRankWeight, bias: Tensor, residual: Tensor, activation: str | None
+) -> Tensor:
     """Add (input @ down.T) @ up.T to the weight's product, as up @ down would cost as much as a weight."""
     plain = linear(run, input, weight.weight, bias, residual if activation is None else None)
     if weight.dropout and run.seeds:
@@ -150,8 +151,8 @@ def _linear_of_low_rank(
 
 @operation(has_step=True)
 def _linear(
-    run: Pass, input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: str | None = None
-) -> Any:
+    run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor = None, *, activation: str | None = None
+) -> Tensor:
     return _with_pullback(run, input, weight, bias, residual, activation, needs_weight=True)
 
 
@@ -198,7 +199,7 @@ class WeightGradient(Addend):
     grad: Any
     input: Any
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+    def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
         options = {"dtype": dtype, "add_to": array, "backend": self.run.backend}
         return kernels.linear_weight_gradient(self.grad, self.input, **options)
 

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.cross_entropy import CROSS_ENTROPY
 from bertcore.kernels.linear import LINEAR
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
-from bertcore.tape import Addend
+from bertcore.tape import Addend, Tensor
 
 IGNORED = -100
 CHUNK = 1024  # rows whose scores exist at once: 63 MB for 30,000 words in 16 bits
@@ -19,8 +20,8 @@ CHUNK = 1024  # rows whose scores exist at once: 63 MB for 30,000 words in 16 bi
 
 @operation()
 def cross_entropy(
-    run: Pass, logits: Any, *, labels: Any, label_smoothing: float = 0.0, class_weights: Any = None
-) -> Any:
+    run: Pass, logits: Tensor, *, labels: NativeArray, label_smoothing: float = 0.0, class_weights: Any = None
+) -> Tensor:
     """Return the mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
 
     With `label_smoothing` e (Szegedy et al. 2016, arXiv:1512.00567, section 7) and `class_weights` w, (classes,), the
@@ -80,7 +81,7 @@ class _Scaled(Addend):
     factor: Any
     dtype: Any
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+    def added_to(self, array: Any | None, dtype: np.dtype | None = None) -> NativeArray:
         scaled = self.gradient * self.factor
         if array is None:
             return scaled.astype(dtype or self.dtype, copy=False)
@@ -141,7 +142,7 @@ def _weighted_cross_entropy(run, logits, labels, label_smoothing, class_weights)
 
 
 @operation()
-def mean_squared_error(run: Pass, predictions: Any, *, labels: Any) -> Any:
+def mean_squared_error(run: Pass, predictions: Tensor, *, labels: NativeArray) -> Tensor:
     """Return the mean of (predictions - labels)^2; both have the same shape."""
     difference = widened(predictions - labels)
     loss = (difference * difference).mean()
@@ -149,7 +150,7 @@ def mean_squared_error(run: Pass, predictions: Any, *, labels: Any) -> Any:
 
 
 @operation()
-def binary_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
+def binary_cross_entropy(run: Pass, logits: Tensor, *, labels: NativeArray) -> Tensor:
     """Return the mean cross entropy of labels in [0, 1] and sigmoid(logits); both have the same shape."""
     xp, wide = kernels.array_module(logits), widened(logits)
     small = xp.exp(-xp.abs(wide))  # log(1 + exp(x)) without overflow
@@ -162,7 +163,7 @@ def binary_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
 
 
 @operation()
-def log_softmax(run: Pass, scores: Any) -> Any:
+def log_softmax(run: Pass, scores: Tensor) -> Tensor:
     """Return the logarithm of the softmax over the last axis, in float32 for `scores` of lower precision."""
     wide = widened(scores)
     xp, shifted = kernels.array_module(wide), wide - wide.max(axis=-1, keepdims=True)
@@ -176,7 +177,7 @@ def log_softmax(run: Pass, scores: Any) -> Any:
 
 
 @operation()
-def soft_cross_entropy(run: Pass, logits: Any, *, labels: Any) -> Any:
+def soft_cross_entropy(run: Pass, logits: Tensor, *, labels: NativeArray) -> Tensor:
     """Return the mean over rows of the cross entropy of softmax(logits) and probabilities of the same shape."""
     logarithms = log_softmax.with_pullback(run, logits)[0]
 

@@ -9,15 +9,16 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.affine import AFFINE
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.embedding import EMBEDDING, EmbeddingSaved
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
-from bertcore.tape import Addend
+from bertcore.tape import Addend, Tensor
 
 
 @operation(has_step=True)
-def add(run: Pass, left: Any, right: Any) -> Any:
+def add(run: Pass, left: Tensor, right: Tensor) -> Tensor:
     """Return left + right, of the same shape, or (rows, features) and (features,) or (rows, 1)."""
 
     def pullback(grad):
@@ -37,13 +38,13 @@ def _add(run, left, right):
 
 
 @operation()
-def shift(run: Pass, array: Any, *, by: float) -> Any:
+def shift(run: Pass, array: Tensor, *, by: float) -> Tensor:
     """Return array + by."""
     return array + by, lambda grad: (grad,)
 
 
 @operation()
-def scale(run: Pass, array: Any, *, factor: Any) -> Any:
+def scale(run: Pass, array: Tensor, *, factor: float | NativeArray) -> Tensor:
     """Return array * factor; the factor is a number or an array that broadcasts, and has no gradient."""
     # NumPy turns a 0-d array into a scalar, and bfloat16 into float32.
     xp, dtype = kernels.array_module(array), array.dtype
@@ -51,7 +52,7 @@ def scale(run: Pass, array: Any, *, factor: Any) -> Any:
 
 
 @operation()
-def unit_rows(run: Pass, rows: Any) -> Any:
+def unit_rows(run: Pass, rows: Tensor) -> Tensor:
     """Return rows, (rows, features), scaled to length 1; rows of zeros do not change."""
     xp = kernels.array_module(rows)
     divisors = xp.sqrt((rows * rows).sum(axis=1, keepdims=True)).clip(1e-12)  # as in torch.nn.functional.normalize
@@ -65,7 +66,7 @@ def unit_rows(run: Pass, rows: Any) -> Any:
 
 
 @operation(has_step=True)
-def take_rows(run: Pass, table: Any, *, rows: Any, padding_row: int | None = None) -> Any:
+def take_rows(run: Pass, table: Tensor, *, rows: NativeArray, padding_row: int | None = None) -> Tensor:
     """Return the rows of `table`, (rows, features), at the indices `rows`: an embedding, or a choice of tokens.
 
     Like torch.nn.Embedding's padding_idx, `padding_row` gets no gradient here.
@@ -96,13 +97,13 @@ class _RowsGradient(Addend):
     rows: Any
     table_rows: int
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+    def added_to(self, array: Any | None, dtype: np.dtype | None = None) -> NativeArray:
         grad = self.grad if dtype is None else self.grad.astype(dtype, copy=False)
         return EMBEDDING.backward(self.run.backend, grad, EmbeddingSaved(self.rows, self.table_rows), array)
 
 
 @operation(has_step=True)
-def slice_rows(run: Pass, array: Any, *, first: int, last: int) -> Any:
+def slice_rows(run: Pass, array: Tensor, *, first: int, last: int) -> Tensor:
     """Return the rows from `first` to `last` - 1."""
 
     def pullback(grad):
@@ -114,7 +115,7 @@ def slice_rows(run: Pass, array: Any, *, first: int, last: int) -> Any:
 
 
 @operation(has_step=True)
-def slice_columns(run: Pass, array: Any, *, first: int, last: int) -> Any:
+def slice_columns(run: Pass, array: Tensor, *, first: int, last: int) -> Tensor:
     """Return the columns from `first` to `last` - 1 of (rows, columns, ...)."""
 
     def pullback(grad):
@@ -126,7 +127,7 @@ def slice_columns(run: Pass, array: Any, *, first: int, last: int) -> Any:
 
 
 @operation()
-def split_columns(run: Pass, array: Any, *, widths: Sequence[int]) -> Any:
+def split_columns(run: Pass, array: Tensor, *, widths: Sequence[int]) -> tuple[Tensor, ...]:
     """Return a tuple of views of (rows, columns) with these widths."""
     ends = np.cumsum(widths).tolist()
     places = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
@@ -142,32 +143,32 @@ def split_columns(run: Pass, array: Any, *, widths: Sequence[int]) -> Any:
 
 
 @operation(has_step=True)
-def reshape(run: Pass, array: Any, *, shape: tuple[int, ...]) -> Any:
+def reshape(run: Pass, array: Tensor, *, shape: tuple[int, ...]) -> Tensor:
     """Return `array` in another shape."""
     return array.reshape(shape), lambda grad: (grad.reshape(array.shape),)
 
 
 @operation()
-def transpose(run: Pass, matrix: Any) -> Any:
+def transpose(run: Pass, matrix: Tensor) -> Tensor:
     """Transpose (rows, columns) to (columns, rows)."""
     return matrix.T, lambda grad: (grad.T,)
 
 
 @operation()
-def concatenate(run: Pass, *arrays: Any, axis: int = 0) -> Any:
+def concatenate(run: Pass, *arrays: Tensor, axis: int = 0) -> Tensor:
     """Concatenate arrays along `axis`."""
     ends = np.cumsum([array.shape[axis] for array in arrays[:-1]]).tolist()
     xp = kernels.array_module(arrays[0])
     return xp.concatenate(arrays, axis=axis), lambda grad: xp.split(grad, ends, axis=axis)
 
 
-def sequence_spans(cu_seqlens: Any) -> list[tuple[int, int]]:
+def sequence_spans(cu_seqlens: NativeArray) -> list[tuple[int, int]]:
     """Return (first token, end) of each sequence that has tokens."""
     return [(first, end) for first, end in itertools.pairwise(cu_seqlens.tolist()) if end > first]
 
 
 @operation()
-def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
+def average_sequences(run: Pass, hidden: Tensor, *, cu_seqlens: NativeArray) -> Tensor:
     """Return the mean over each sequence that has tokens, (sequences, features)."""
     spans = sequence_spans(cu_seqlens)
     means = kernels.array_module(hidden).zeros((len(spans), hidden.shape[1]), hidden.dtype)
@@ -184,7 +185,7 @@ def average_sequences(run: Pass, hidden: Any, *, cu_seqlens: Any) -> Any:
 
 
 @operation()
-def take_neighbours(run: Pass, array: Any, *, cu_seqlens: Any, distances: Sequence[int]) -> Any:
+def take_neighbours(run: Pass, array: Tensor, *, cu_seqlens: NativeArray, distances: Sequence[int]) -> Tensor:
     """Return for each token the concatenated tokens at `distances` from it (1: the next one).
 
     Maps (tokens, features) to (tokens, distances * features), zero beyond the ends of a sequence.
@@ -220,21 +221,21 @@ def _shifted(array, cu_seqlens, distance):
     return xp.where(is_inside[:, None], array[xp.clip(others, 0, max(tokens - 1, 0))], xp.zeros((), array.dtype))
 
 
-def widened(array: Any) -> Any:
+def widened(array: NativeArray) -> NativeArray:
     """Return `array` in float32 if it has lower precision, for sums."""
     return array.astype("float32") if array.dtype.itemsize < 4 else array
 
 
-def column_sums(grad: Any) -> Any:
+def column_sums(grad: NativeArray) -> NativeArray:
     """Return the sum over the rows in the dtype of `grad`, computed in float64 (float32 on a GPU)."""
     return grad.sum(axis=0, dtype=_sum_dtype(grad)).astype(grad.dtype)
 
 
-def row_sums(grad: Any) -> Any:
+def row_sums(grad: NativeArray) -> NativeArray:
     """Return the sum over the columns, (rows, 1), computed as in `column_sums`."""
     return grad.sum(axis=1, dtype=_sum_dtype(grad), keepdims=True).astype(grad.dtype)
 
 
-def _sum_dtype(array: Any) -> Any:
+def _sum_dtype(array: NativeArray) -> np.dtype | str:
     is_wide = array.dtype.itemsize > 4
     return array.dtype if is_wide else "float64" if kernels.array_module(array) is np else "float32"
