@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.precision import is_bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape, Variable, current_tape, value_of, within
@@ -28,7 +29,7 @@ class Gradients(dict[str, Any]):
         super().__init__()
         self._whole: dict[Parameter, tuple[Any, dict[str, Any]]] = {}
 
-    def add(self, parameter: Parameter, gradient: Any) -> None:
+    def add(self, parameter: Parameter, gradient: NativeArray) -> None:
         """Add the gradient of one parameter, in the shape that it computes in."""
         if len(parameter.names) == 1 and parameter.layout is None:
             name = parameter.names[0]
@@ -73,7 +74,7 @@ def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> l
     return [_joined(parameter, grads) if gradient is None else gradient for parameter, gradient in pairs]
 
 
-def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
+def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> NativeArray:
     for name, shape in parameter.expected.items():
         if name not in grads:
             raise ValueError(f"grads has no {name!r}, expected the gradient of each trained tensor")
@@ -86,7 +87,7 @@ def _joined(parameter: Parameter, grads: Mapping[str, Any]) -> Any:
     return parameter.joined(grads)[0]
 
 
-def multiplied_gradients(factor: Any) -> AbstractContextManager[None]:
+def multiplied_gradients(factor: NativeArray | None) -> AbstractContextManager[None]:
     """Return a block that multiplies all gradients by `factor`, a 0-d array or None, from the loss on.
 
     This keeps small gradients from vanishing in float16.
@@ -94,7 +95,7 @@ def multiplied_gradients(factor: Any) -> AbstractContextManager[None]:
     return within(_factor, factor)
 
 
-def _multiplied(gradient: Any) -> Any:
+def _multiplied(gradient: NativeArray) -> NativeArray:
     factor = _factor.get()
     return gradient if factor is None else _scaled(gradient, factor)
 
@@ -198,7 +199,7 @@ def with_loss(out: Any, loss: Loss) -> Any:
     return out
 
 
-def _scaled(array: Any, factor: Any) -> Any:
+def _scaled(array: NativeArray, factor: float | NativeArray) -> NativeArray:
     """Return array * factor in the array's dtype, as an array even if it has no axes."""
     return kernels.array_module(array).asarray(array * factor, array.dtype)
 
@@ -226,7 +227,7 @@ def differentiate(
             return out, _of_parameters(model, tape.gradients(variable, seed))
         left = {parameter: None for parameter in model.parameters() if not parameter.is_frozen}
 
-        def deliver(parameter: Any, gradient: Any) -> None:
+        def deliver(parameter: Any, gradient: NativeArray) -> None:
             if parameter not in left:
                 raise ValueError(f"the loss depends on {parameter!r}, which is not a parameter of the model to train")
             del left[parameter]
@@ -239,7 +240,7 @@ def differentiate(
         return out, Gradients()
 
 
-def _of_trained_names(parameter: Parameter, gradient: Any) -> Any:
+def _of_trained_names(parameter: Parameter, gradient: NativeArray) -> NativeArray:
     """Set to 0 the parts of a gradient whose tensors are not trained; return the gradient."""
     if parameter.trained_names is not None:
         for name, piece in zip(parameter.names, parameter.pieces(gradient), strict=True):

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.functional.losses import IGNORED
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
@@ -73,7 +74,7 @@ class Classifier(Block):
             self.norm = LayerNorm(head_spec.norm, features=width, eps=spec.layer_norm_eps, bias="norm" in biased)
         self.output = Linear(head_spec.output, in_features=width, out_features=num_labels, bias="output" in biased)
 
-    def __call__(self, encoded: Any) -> Any:
+    def __call__(self, encoded: Any) -> Tensor:
         """Return logits of an `Encoded` batch: (tokens, num_labels), or (sequences that have tokens, num_labels)."""
         features, run = self._features(encoded), encoded.run
         if self.norm_first:
@@ -115,7 +116,7 @@ def _mean(run: Pass, hidden: Tensor, packed: PackedBatch) -> Tensor:
     return functional.average_sequences(run, hidden, cu_seqlens=cu_seqlens)
 
 
-def _last_words(inputs: Any, padding: int | None) -> Any:
+def _last_words(inputs: Any, padding: int | None) -> NativeArray:
     """Return the packed index of each sequence's last token that differs from `padding`, or of its first token."""
     if padding is None:
         return inputs.last_tokens
@@ -198,7 +199,7 @@ class LanguageModelHead(Block):
         bias = None if self.bias is None else self.bias.value(run)
         return functional.linear(run, hidden, self.decoder.weight(run), bias, rest)
 
-    def among(self, run: Pass, hidden: Tensor, words: Any) -> Tensor:
+    def among(self, run: Pass, hidden: Tensor, words: NativeArray) -> Tensor:
         """Return the logits of only the words with these ids, (tokens, words)."""
         weight = functional.take_rows(run, self.decoder.value(run), rows=words)
         bias = self.bias and functional.reshape(run, self.bias.value(run), shape=(-1, 1))
@@ -206,7 +207,7 @@ class LanguageModelHead(Block):
         bias = bias if bias is None else functional.reshape(run, bias, shape=(-1,))
         return functional.linear(run, self._transformed(run, hidden), weight, bias)
 
-    def loss_in_chunks(self, run: Pass, hidden: Tensor, labels: Any) -> Tensor:
+    def loss_in_chunks(self, run: Pass, hidden: Tensor, labels: NativeArray) -> Tensor:
         """Return the mean cross entropy of the logits of hidden states, (tokens, hidden), computed in chunks.
 
         Every token has a label.
@@ -286,7 +287,7 @@ class SpanBoundaryHead(Block):
         self.decoder = word_embeddings.used_as("weight")
         self.bias = Parameter(f"{name}.bias", shape=(spec.vocab_size,), initial="zeros")
 
-    def __call__(self, run: Pass, hidden: Tensor, left: Tensor, right: Tensor, places: Any) -> Tensor:
+    def __call__(self, run: Pass, hidden: Tensor, left: Tensor, right: Tensor, places: NativeArray) -> Tensor:
         """Return logits, (predictions, vocabulary), of hidden states and of `Boundaries` on the same device."""
         beside = (functional.take_rows(run, hidden, rows=rows) for rows in (left, right))
         features = functional.concatenate(run, *beside, self.places(run, places), axis=1)

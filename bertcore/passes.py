@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from bertcore import kernels
-from bertcore.tape import Tape, current_tape, within
+from bertcore.kernels.arrays import Array, NativeArray
+from bertcore.tape import Tape, Tensor, current_tape, within
 
 Place = tuple[str, int, str | None]
 AUTOCAST = "bfloat16", "float16"
@@ -33,7 +34,7 @@ class ClassOptions:
     class_weights: np.ndarray | None = None
     were_used: bool = False
 
-    def weights_for(self, logits: Any, to_backend: Callable[[Any], Any]) -> Any:
+    def weights_for(self, logits: NativeArray, to_backend: Callable[[Any], Any]) -> NativeArray | None:
         """Return the weights in the dtype and the memory of `logits`, (rows, classes); None if there are none."""
         self.were_used = True
         if self.class_weights is None:
@@ -71,22 +72,22 @@ def autocast(dtype: str) -> AbstractContextManager[None]:
     return within(_dtype, dtype)
 
 
-def use_class_options(options: ClassOptions) -> Any:
+def use_class_options(options: ClassOptions) -> AbstractContextManager[ClassOptions]:
     """Return a block in which models' losses follow `options`."""
     return within(_options, options)
 
 
-def use_loss_factors(factors: tuple[float, ...]) -> Any:
+def use_loss_factors(factors: tuple[float, ...]) -> AbstractContextManager[tuple[float, ...]]:
     """Return a block in which a loss that is a sum multiplies its summands by these; a factor of 0 leaves one out."""
     return within(_loss_factors, factors)
 
 
-def kept_scores() -> Any:
+def kept_scores() -> AbstractContextManager[list[Any]]:
     """Return a block that keeps the scores of labelled tokens, (labels, words), in a list, for losses on them."""
     return within(_scores, [])
 
 
-def kept_losses() -> Any:
+def kept_losses() -> AbstractContextManager[list[Any]]:
     """Return a block that keeps the summands of losses that are sums, before they are added up, in a list."""
     return within(_losses, [])
 
@@ -109,7 +110,7 @@ class Seeds:
     def __init__(self, seed: int):
         self.seed, self.count = seed, 0
 
-    def draw(self) -> Any:
+    def draw(self) -> int | NativeArray:
         """Return the next seed."""
         self.count += 1
         return mixed_seed(self.seed, self.count)
@@ -159,15 +160,15 @@ class Cache(Protocol):
     """The keys and values of a generation, as a layer uses them: `nn.key_value_cache.KeyValueCache`."""
 
     def attend(
-        self, run: Pass, layer: int, qkv: Any, *, num_heads: int, scale: float | None, compute_dtype: str | None
-    ) -> Any:
+        self, run: Pass, layer: int, qkv: Tensor, *, num_heads: int, scale: float | None, compute_dtype: str | None
+    ) -> Tensor:
         """Keep the layer's new keys and values, and return the attention of the new tokens to all so far."""
 
 
 class Graph(Protocol):
     """A graph that operations add themselves to instead of computing: `formats.onnx_operations.Graph`."""
 
-    def call(self, operation: Any, run: Pass, arrays: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(self, operation: Any, run: Pass, arrays: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
         """Return the operation's output."""
 
 
@@ -212,7 +213,7 @@ class Pass:
         object.__setattr__(self, "is_inference", self.tape is None and self.seeds is None)
 
     @classmethod
-    def begin(cls, like: Any = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
+    def begin(cls, like: Array | None = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
         """Return the pass that the settings in force ask for; nothing else reads them.
 
         Args:
@@ -232,7 +233,7 @@ class Pass:
         options = {"class_options": _options.get(), "loss_factors": _loss_factors.get()}
         return cls(backend, gpu, on_gpu, _dtype.get(), current_tape(), trace=trace, seeds=seeds, **options)
 
-    def to_backend(self, array: Any) -> Any:
+    def to_backend(self, array: Any) -> NativeArray:
         """Return a NumPy array in the memory of the backend."""
         return kernels.to_backend(array, self.backend) if self.on_gpu else array
 

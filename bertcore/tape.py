@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 
 _current: ContextVar[Tape | None] = ContextVar("bertcore_tape", default=None)
 
@@ -46,7 +47,7 @@ def unrecorded() -> AbstractContextManager[None]:
 class Addend:
     """A gradient that is not an array yet; a pullback may return it if most of the array is zeros."""
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+    def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
         """Add this gradient to `array` in place, or make it an array, of `dtype` if given; return the array."""
         raise NotImplementedError
 
@@ -57,7 +58,7 @@ class OwnGradient(Addend):
 
     array: Any
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> Any:
+    def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
         if array is None:
             return self.array if dtype is None else self.array.astype(dtype, copy=False)
         array += self.array
@@ -119,7 +120,7 @@ class Tape:
     def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, value: Any, form: Hashable = "array", dtype: Any = None) -> Variable:
+    def leaf(self, key: Hashable, value: NativeArray, form: Hashable = "array", dtype: Any = None) -> Variable:
         """Return the Variable for `key` (a parameter) in one of its forms, made of `value` at the first call.
 
         The gradients of all forms of one key are summed, in `dtype` if it is given.
@@ -129,7 +130,7 @@ class Tape:
             known = self._leaves[key, form] = Variable(value, self, key, dtype)
         return known
 
-    def record(self, output: Any, inputs: Sequence[Any], pullback: Pullback) -> Any:
+    def record(self, output: Tensor, inputs: Sequence[Any], pullback: Pullback) -> Any:
         """Append one operation; `pullback` maps the output's gradient to the gradients of `inputs`, in order.
 
         If the output is a tuple, the pullback receives one gradient (or None) per element.
@@ -160,7 +161,7 @@ class Tape:
         return outputs[0]
 
     def gradients(
-        self, output: Variable, seed: Any, take: Callable[[Hashable, Any], None] | None = None
+        self, output: Variable, seed: NativeArray, take: Callable[[Hashable, Any], None] | None = None
     ) -> dict[Hashable, Any]:
         """Return the gradients of the leaves that `output` depends on, by their keys; `seed` is `output`'s gradient.
 
@@ -208,7 +209,7 @@ class Tape:
         return found
 
 
-def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> Any:
+def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> NativeArray:
     """Return a leaf's gradient `known` plus one more part, as an array of its own: parts may hold one array twice."""
     if isinstance(part, Addend):
         return part.added_to(known, dtype)
@@ -245,6 +246,6 @@ def _variables(made: Any) -> tuple[Variable, ...]:
     return tuple(item for item in (made if type(made) is tuple else (made,)) if type(item) is Variable)
 
 
-def value_of(item: Any) -> Any:
+def value_of(item: Tensor) -> NativeArray:
     """Return the plain array behind `item`."""
     return item.value if type(item) is Variable else item

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bertcore.kernels.arrays import NativeArray
 from bertcore.passes import Pass
 
 FEWEST_TOKENS, FEWEST_SEQUENCES = 16, 1
@@ -112,6 +113,6 @@ class IntegerBuffer:
         """The capacity of each array: the layout."""
         return tuple((name, part.capacity) for name, part in self.parts.items())
 
-    def with_capacity(self, array: Any) -> dict[str, Any]:
+    def with_capacity(self, array: NativeArray) -> dict[str, Any]:
         """Return the arrays of this layout in another array, at full capacity."""
         return {name: array[first : first + capacity] for name, (first, _, capacity) in self.parts.items()}

@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from bertcore.kernels._cuda.capture import Arena, Lifetimes, MemoryPlan, capture
+from bertcore.kernels.arrays import NativeArray
 
 MOST_KEPT = 8  # graphs in a workspace
 MOST_SEEN = 64  # layouts remembered
@@ -304,7 +305,7 @@ def _measured(build: Build, arrays: Sequence[tuple[Any, int]]) -> tuple[list[Any
 
 
 class _TrainingGraph(_Graph):
-    def __init__(self, workspace: Workspace, build: Build, given: list[Any], gradient: Any, plan: MemoryPlan):
+    def __init__(self, workspace: Workspace, build: Build, given: list[Any], gradient: NativeArray, plan: MemoryPlan):
         arena = workspace.arena(plan)
         super().__init__(workspace)
         self.given, self.gradient = given, gradient
@@ -342,7 +343,7 @@ class TrainingPass:
             graph.forward.launch(stream)
             return graph.output[: len(arrays[0])].copy()
 
-    def backward(self, gradient: Any) -> tuple[Any, ...]:
+    def backward(self, gradient: NativeArray) -> tuple[Any, ...]:
         """Return the gradients from the gradient of `forward`'s output; call it once."""
         with self._workspace.in_turn() as stream:
             _fill(self.graph.gradient, gradient)
@@ -350,7 +351,7 @@ class TrainingPass:
             return self.graph.copies()
 
 
-def _fill(target: Any, array: Any) -> None:
+def _fill(target: NativeArray, array: NativeArray) -> None:
     if len(array):
         target[: len(array)] = array
     if len(array) < len(target):

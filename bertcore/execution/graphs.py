@@ -24,6 +24,7 @@ from bertcore.arguments import warn_caller
 from bertcore.execution import eager
 from bertcore.execution.eager import Executable
 from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
+from bertcore.kernels.arrays import NativeArray
 from bertcore.models.inputs import Bounds, EncoderInput
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
@@ -58,11 +59,11 @@ class Graphs:
         replayed = self._replay(run, encoder, inputs, bounds)
         return eager.run(run, encoder, inputs) if replayed is None else replayed
 
-    def _replay(self, run: Pass, encoder: Executable, inputs: EncoderInput, bounds: Bounds) -> Any:
+    def _replay(self, run: Pass, encoder: Executable, inputs: EncoderInput, bounds: Bounds) -> Tensor | None:
         """Return the last hidden state, and keep the states that the trace keeps; None without a graph."""
         trace = run.trace
 
-        def build(integers: Any) -> tuple[tuple[Any, ...], Any]:
+        def build(integers: NativeArray) -> tuple[tuple[Any, ...], Any]:
             own, before = replace(trace, states=None if trace.states is None else []), encoder.in_use()
             inner = replace(run, trace=own)
             state, context = encoder.adapter.begin(inner, inputs.with_capacity(integers, bounds), encoder.embeddings)
@@ -170,11 +171,11 @@ def _warn_not_captured(error: NotCaptured) -> None:
 class _SeedsOnGPU(Seeds):
     """Seeds for a captured pass, in GPU memory at `array`; the same draw of each pass has the same place."""
 
-    def __init__(self, array: Any, count: int):
+    def __init__(self, array: NativeArray, count: int):
         self.count, self._array, self._path = count, array, ()
         self._places: dict[tuple[int, ...], int] = {}  # of each draw; a path of numbers leads to it
 
-    def draw(self) -> Any:
+    def draw(self) -> NativeArray:
         self.count += 1
         place = self._places.setdefault((*self._path, self.count), len(self._places))
         if place == len(self._array):
@@ -191,7 +192,7 @@ class _SeedsOnGPU(Seeds):
         return [functools.reduce(mixed_seed, path, seed) for path in self._places]
 
 
-def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> Any:
+def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> NativeArray | None:
     """Return the seeds of this pass, in the places of those that were `drawn` for the graphs."""
     if drawn is None:
         return np.zeros(0, np.uint64)
@@ -204,7 +205,7 @@ def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> Any:
 class _Kept:
     """Objects that live as long as the graphs: the arrays that they read, the seeds, the owners of the gradients."""
 
-    def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: Any):
+    def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: NativeArray):
         self.has_hidden, self.seeds, self.arrays, self.parameters = has_hidden, seeds, arrays, ()
 
 
@@ -217,7 +218,7 @@ class _Capture:
         self._run, self._layers, self._inputs, self._bounds = run, layers, inputs, bounds
         self._has_gradient, self._read = has_gradient, read
 
-    def __call__(self, hidden: Any, integers: Any, seeds: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]:
+    def __call__(self, hidden: Tensor, integers: Any, seeds: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]:
         around, tape = self._run.seeds, Tape()
         drawn = None if around is None else _SeedsOnGPU(seeds, around.count)
         first = tape.leaf(_HIDDEN, hidden) if self._has_gradient else hidden
@@ -227,7 +228,7 @@ class _Capture:
             raise NotCaptured("nothing that its layers read has a gradient")
         kept = _Kept(self._has_gradient, drawn, context, self._read)
 
-        def backward(gradient: Any) -> tuple[Any, ...]:
+        def backward(gradient: NativeArray) -> tuple[Any, ...]:
             found = tape.gradients(state, gradient)
             of_hidden = [found.pop(_HIDDEN)] if self._has_gradient else []
             kept.parameters = tuple(found)
@@ -241,7 +242,7 @@ def _recorded(run: Pass, found: Any, hidden: Tensor, given: tuple[Any, ...]) -> 
     tape = run.tape
     leaves = [tape.leaf(parameter, None, form="in graphs") for parameter in found.kept.parameters]
 
-    def pullback(gradient: Any) -> tuple[Any, ...]:
+    def pullback(gradient: NativeArray) -> tuple[Any, ...]:
         first, *others = found.backward(gradient)
         if found.kept.has_hidden:
             first = first[: len(gradient)]
@@ -252,16 +253,16 @@ def _recorded(run: Pass, found: Any, hidden: Tensor, given: tuple[Any, ...]) -> 
 
 
 @operation()
-def _with_capacity(run: Pass, hidden: Tensor, *, capacity: int) -> Any:
+def _with_capacity(run: Pass, hidden: Tensor, *, capacity: int) -> Tensor:
     return _padded(hidden, capacity), lambda gradient: (gradient[: len(hidden)],)
 
 
 @operation()
-def _first_rows(run: Pass, state: Tensor, *, count: int) -> Any:
+def _first_rows(run: Pass, state: Tensor, *, count: int) -> Tensor:
     return state[:count], lambda gradient: (_padded(gradient, len(state)),)
 
 
-def _padded(rows: Any, capacity: int) -> Any:
+def _padded(rows: NativeArray, capacity: int) -> NativeArray:
     padded = kernels.array_module(rows).zeros((capacity, *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     return padded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from bertcore.kernels.program import Recordings
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.parameter import PerVersion
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 IDS = "input_ids", "token_type_ids", "position_ids"
 
@@ -24,13 +24,13 @@ class Recorded:
     def __init__(self) -> None:
         self._kept: PerVersion[Recordings] = PerVersion()
 
-    def run(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
+    def run(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Tensor:
         """Return the last hidden state of a batch; passes that cannot be recorded run operation by operation."""
         if inputs.tokens <= eager.GROUP_TOKENS:
             return self._group(run, encoder, inputs)
         return eager.in_groups(encoder, inputs, partial(self._group, run, encoder))
 
-    def _group(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Any:
+    def _group(self, run: Pass, encoder: eager.Executable, inputs: EncoderInput) -> Tensor:
         embeddings = encoder.embeddings
         with_embeddings = inputs.is_plain and getattr(embeddings, "can_be_deferred", False)
         state, context = encoder.adapter.begin(run, inputs, _featureless if with_embeddings else embeddings)
@@ -39,7 +39,7 @@ class Recorded:
             return encoder.forward(run, inputs) if with_embeddings else encoder.run_layers(run, state, context)
         ids = inputs.input_ids, inputs.token_type_ids, inputs.position_ids
 
-        def build(*arrays: Any) -> Any:
+        def build(*arrays: Tensor) -> Tensor:
             *entered, cu_seqlens = arrays
             recording, state = replace(run, is_deferred=True), entered[0]
             if with_embeddings:

@@ -110,7 +110,7 @@ def _blocks(dense, size, groups):
 
 
 @operation()
-def block_diagonal(run: Pass, weight: Any, *, size: int, groups: int) -> Any:
+def block_diagonal(run: Pass, weight: Tensor, *, size: int, groups: int) -> Tensor:
     """Expand a convolution's weight, (rows, size * features of a group), to all features, (rows, size * features)."""
     dense = kernels.array_module(weight).zeros((weight.shape[0], groups * weight.shape[1]), weight.dtype)
     for part, block in _blocks(dense, size, groups):

@@ -86,7 +86,7 @@ class TrigramEmbeddings(Embeddings):
         self.norm = spec.layers[0].norm(names["embeddings_norm"], features=width, eps=DEFAULT_EPS)
         self.dropout = spec.embedding_dropout
 
-    def __call__(self, run: Pass, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
@@ -124,7 +124,7 @@ class BottleneckAttention(SelfAttention):
         super().__init__(names, spec, index)
 
     def from_sources(
-        self, run: Pass, query_key_source: Any, value_source: Any, residual: Tensor, context: LayerContext
+        self, run: Pass, query_key_source: Tensor, value_source: Tensor, residual: Tensor, context: LayerContext
     ) -> Tensor:
         """Return attention, (tokens, width), from the source of queries and keys and the source of values."""
         sources = (query_key_source, value_source)[: len(self.projections)]

@@ -17,6 +17,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.precision import working_dtype
 from bertcore.kernels.softmax import SOFTMAX, SoftmaxSaved
@@ -114,7 +115,7 @@ class NomicLayer(EncoderLayer):
 
 
 @operation()
-def chosen_probabilities(run: Pass, scores: Any, *, chosen: Any) -> Any:
+def chosen_probabilities(run: Pass, scores: Tensor, *, chosen: NativeArray) -> Tensor:
     """Return the softmax of `scores`, (tokens, classes), at the classes `chosen`, (tokens, choices)."""
     probabilities = kernels.softmax(scores, backend=run.backend)
     tokens = kernels.array_module(scores).arange(len(scores))[:, None]
@@ -128,7 +129,7 @@ def chosen_probabilities(run: Pass, scores: Any, *, chosen: Any) -> Any:
 
 
 @operation()
-def weighted_sums(run: Pass, rows: Any, factors: Any, *, order: Any) -> Any:
+def weighted_sums(run: Pass, rows: Tensor, factors: Tensor, *, order: NativeArray) -> Tensor:
     """Return the sum of each token's rows times their factors, (tokens, features).
 
     The factors are (tokens, choices); `order` are the flat indices of `rows` among them.

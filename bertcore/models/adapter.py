@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.nn.encoder_layer import LayerContext
 from bertcore.nn.packing import PackedBatch
@@ -69,10 +70,10 @@ class Adapter(Block):
     def pack(
         self,
         run: Pass,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        token_type_ids: ArrayLike | None = None,
+        position_ids: ArrayLike | None = None,
         *,
         keep_padding: bool = False,
     ) -> EncoderInput:

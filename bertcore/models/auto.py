@@ -14,6 +14,7 @@ import numpy as np
 from bertcore import checkpoint
 from bertcore.heads import Classifier
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.generation import generate
@@ -78,7 +79,7 @@ class AutoModelForMaskedLM(ModelWithHeads):
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         if labels is not None:
             labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         loss, logits = self._words(self.heads[0], encoded, labels)
@@ -86,12 +87,12 @@ class AutoModelForMaskedLM(ModelWithHeads):
 
     def label_scores(
         self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        token_type_ids: ArrayLike | None = None,
+        position_ids: ArrayLike | None = None,
         *,
-        labels: Any,
+        labels: ArrayLike,
     ) -> tuple[Any, Any]:
         """Return the scores of the labelled tokens, (labels, words), and their labels, in the order of the batch.
 
@@ -126,7 +127,7 @@ class _SequenceModel(ModelWithHeads):
             loss = self._loss(encoded.run, logits, labels, name)
         return LogitsOutput(loss=loss, logits=encoded.packed.pad_sequences(encoded.run, logits), traced=encoded.traced)
 
-    def _loss(self, run: Pass, logits: Tensor, labels: Any, name: str) -> Tensor:
+    def _loss(self, run: Pass, logits: Tensor, labels: ArrayLike, name: str) -> Tensor:
         return losses.sequence_loss(run, logits, labels, self._num_classes(), name=name)
 
 
@@ -161,7 +162,7 @@ class AutoModelForSequenceClassification(_SequenceModel):
         task = {} if problem_type is None else {"problem_type": problem_type}
         super().__init__(with_labels(config, num_labels) | task)
 
-    def _loss(self, run: Pass, logits: Tensor, labels: Any, name: str) -> Tensor:
+    def _loss(self, run: Pass, logits: Tensor, labels: ArrayLike, name: str) -> Tensor:
         kind = {"problem_type": self.config.get("problem_type"), "soft_labels": self.family.soft_labels}
         return losses.classification_loss(run, logits, labels, self.config.num_labels, **kind)
 
@@ -189,7 +190,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
         flat, choices = _flat_choices(inputs)
         return super().__call__(**flat, labels=labels, num_choices=choices, **options)
 
-    def _output(self, encoded: Encoded, labels: Any = None, num_choices: int = 1) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None, num_choices: int = 1) -> LogitsOutput:
         run = encoded.run
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
@@ -219,7 +220,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return Classifier(spec, self.spec, self.config.num_labels)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
             loss = losses.token_loss(encoded.run, logits, labels, encoded.packed, self.config.num_labels)
@@ -284,7 +285,7 @@ class AutoModelForCausalLM(ModelWithHeads):
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return self._language_model(spec)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         if labels is not None:
             of_tokens = losses.next_words if self.predicts_next_words else losses.words
             labels = of_tokens(encoded.packed, labels, self.spec.vocab_size)
@@ -316,7 +317,7 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return flat, first[1]
 
 
-def _table(name: str, values: Any) -> np.ndarray:
+def _table(name: str, values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:  # lists of different lengths

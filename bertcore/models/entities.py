@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.heads import ClassifierSpec
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import integer_batch, like
@@ -54,7 +55,7 @@ class SpanClassifier(Block):
         self.output = Linear(f"{name}.out_proj", in_features=size, out_features=num_labels)
         self.dropout = dropout
 
-    def __call__(self, run: Pass, hidden: Tensor, rows: Sequence[Any], widths: Any = None) -> Tensor:
+    def __call__(self, run: Pass, hidden: Tensor, rows: Sequence[Any], widths: NativeArray | None = None) -> Tensor:
         """Map hidden states, (tokens, hidden), and the rows of each part, (spans,), to logits, (spans, num_labels)."""
         total = None if self.widths is None else self.widths(run, widths)
         for part, where in zip(self.parts, rows, strict=True):
@@ -107,7 +108,7 @@ class AutoModelForEntityClassification(ModelWithHeads):
         parts = [encoded.run.to_backend(part) for part in rows.T.copy()]
         return self._classified(encoded, self.heads[0](encoded.run, encoded.hidden, parts), labels)
 
-    def _classified(self, encoded: Encoded, logits: Any, labels: Any) -> LogitsOutput:
+    def _classified(self, encoded: Encoded, logits: Tensor, labels: ArrayLike | None) -> LogitsOutput:
         loss = None
         if labels is not None:
             kind = losses.PROBLEM_TYPES[1 if losses.label_array("labels", labels).ndim == 1 else 2]
@@ -164,7 +165,7 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
         return LogitsOutput(loss=loss, logits=batch.pad(run, logits), traced=encoded.traced)
 
 
-def _columns(encoded: Encoded, name: str, columns: Any) -> np.ndarray:
+def _columns(encoded: Encoded, name: str, columns: ArrayLike | None) -> np.ndarray:
     """Return columns of tokens, (sequences, spans), in host memory."""
     if columns is None:
         raise ValueError(f"{name} is None, expected the columns of the spans' tokens, (sequences, spans)")

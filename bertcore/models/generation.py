@@ -9,6 +9,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput, integer_batch, pack, places
 from bertcore.models.with_heads import ModelWithHeads
@@ -19,8 +20,8 @@ from bertcore.passes import Pass
 
 def generate(
     model: ModelWithHeads,
-    input_ids: Any,
-    attention_mask: Any = None,
+    input_ids: ArrayLike,
+    attention_mask: ArrayLike | None = None,
     *,
     max_new_tokens: int = 20,
     eos_token_id: int | Sequence[int] | None = None,
@@ -99,7 +100,7 @@ def generate(
 def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | None) -> Callable[[Any], np.ndarray]:
     rng = np.random.default_rng(seed)
 
-    def draw(scores: Any) -> np.ndarray:
+    def draw(scores: NativeArray) -> np.ndarray:
         scores = restricted_scores(kernels.to_host(scores), temperature, top_k, top_p)
         return sample_words(scores, rng.random(len(scores)))
 
@@ -134,7 +135,7 @@ def _check_family(model: ModelWithHeads) -> None:
         raise TypeError(f"{start}: their layers cannot cache keys and values of single tokens")
 
 
-def end_tokens(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
+def end_tokens(model: ModelWithHeads, eos_token_id: int | Sequence[int] | None) -> list[int]:
     if eos_token_id is None:
         eos_token_id = model.config.get("eos_token_id", model.family.end_of_text)
     ends = [] if eos_token_id is None else eos_token_id
@@ -148,7 +149,7 @@ def end_tokens(model: ModelWithHeads, eos_token_id: Any) -> list[int]:
     return ends
 
 
-def _padding(model: ModelWithHeads, pad_token_id: Any) -> int | None:
+def _padding(model: ModelWithHeads, pad_token_id: int | None) -> int | None:
     if pad_token_id is None:
         return model.spec.pad_token_id
     return checks.integer_number("pad_token_id", pad_token_id)
@@ -162,18 +163,18 @@ class Steps:
         count: the maximum number of words to append.
     """
 
-    def __init__(self, run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, count: int):
+    def __init__(self, run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: ArrayLike | None, count: int):
         self._model, self.count = model, count
         self._packed, self._inputs = _prompts(run, model, ids, attention_mask, count)
         self.sequences = len(self._packed.lengths)
         self._cache = KeyValueCache(self.sequences, int(self._packed.lengths.max(initial=0)) + count)
         self._run = replace(run, cache=self._cache)
 
-    def first(self) -> Any:
+    def first(self) -> NativeArray:
         """Return the scores of the words after the prompts, (sequences, words), in the active backend's memory."""
         return self._scores(self._inputs, self._packed.lengths)
 
-    def following(self, words: np.ndarray, going: np.ndarray) -> Any:
+    def following(self, words: np.ndarray, going: np.ndarray) -> NativeArray:
         """Return the scores after one more word of each sequence in `going`, (going sequences, words)."""
         rows = np.arange(going.sum())
         offsets = np.concatenate([[0], np.cumsum(going)]).astype(np.int32)
@@ -184,7 +185,7 @@ class Steps:
         """Let sequence i continue from the current sequence order[i]."""
         self._cache.reorder(self._run, order)
 
-    def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> Any:
+    def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> NativeArray:
         self._cache.begin(self._run, counts)
         hidden = self._model.encoder(self._run, inputs)
         return self._model.heads[0](self._run, hidden[inputs.last_tokens])
@@ -202,7 +203,7 @@ def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[
     return np.stack(columns, axis=1) if columns else np.zeros((len(going), 0), np.int64)
 
 
-def _best(scores: Any) -> np.ndarray:
+def _best(scores: NativeArray) -> np.ndarray:
     return kernels.to_host(scores.argmax(axis=1))
 
 
@@ -265,7 +266,7 @@ def _best_continuations(
 
 
 def _prompts(
-    run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: Any, steps: int
+    run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: ArrayLike | None, steps: int
 ) -> tuple[PackedBatch, EncoderInput]:
     """Pack the given tokens; positions count only real tokens, as in transformers' generate."""
     inputs = pack(model.spec, ids, attention_mask, position_ids=np.zeros_like(ids))
@@ -284,7 +285,7 @@ def _prompts(
 BLOCK = 256  # words whose probabilities are summed at once
 
 
-def sample_words(scores: Any, draws: np.ndarray) -> np.ndarray:
+def sample_words(scores: NativeArray, draws: np.ndarray) -> np.ndarray:
     """Return a sampled word for each row of `scores`, (rows, words): integers in host memory, (rows,).
 
     The word is the first at which the cumulative sum of the softmax exceeds the row's draw, a number in [0, 1),

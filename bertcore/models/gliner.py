@@ -18,6 +18,7 @@ import numpy as np
 
 from bertcore import checkpoint, kernels
 from bertcore.checkpoint.config import naming_config
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
 from bertcore.models.inputs import integer_batch
@@ -148,7 +149,7 @@ class _LSTM(Block):
         self.recurrent = Parameter(*names["weight_hh"], shape=(2 * width, width // 2))
         self.biases = [Parameter(*names[part], shape=(2 * width,), initial="zeros") for part in ("bias_ih", "bias_hh")]
 
-    def __call__(self, run: Pass, words: Tensor, cu_seqlens: Any) -> Tensor:
+    def __call__(self, run: Pass, words: Tensor, cu_seqlens: NativeArray) -> Tensor:
         """Map word states, (words, width), to new ones of the same shape."""
         bias = functional.add(run, *(bias.value(run) for bias in self.biases))
         known = functional.linear(run, words, self.weight.weight(run), bias)
@@ -236,13 +237,13 @@ class _Tokens(Block):
 
 
 @operation()
-def _product(run: Pass, left: Tensor, right: Tensor) -> Any:
+def _product(run: Pass, left: Tensor, right: Tensor) -> Tensor:
     """Return the elementwise product of two arrays of the same shape."""
     return left * right, lambda grad: (grad * right, grad * left)
 
 
 @operation()
-def _scattered(run: Pass, *parts: Any, places: list[np.ndarray], shape: tuple[int, ...]) -> Any:
+def _scattered(run: Pass, *parts: Tensor, places: list[np.ndarray], shape: tuple[int, ...]) -> Tensor:
     """Return an array of `shape` with each part at its flat indices, and zeros elsewhere."""
     where = [run.to_backend(each.reshape(-1)) for each in places]
 
@@ -389,7 +390,7 @@ class GLiNERModel(WithEncoder):
         encoder = {**self.config["encoder_config"], "vocab_size": vocab_size}
         return self.config | {"encoder_config": encoder, "vocab_size": vocab_size}
 
-    def _output(self, encoded: Encoded, words_mask: Any = None, text_lengths: Any = None) -> GLiNEROutput:
+    def _output(self, encoded: Encoded, words_mask: ArrayLike | None = None, text_lengths: Any = None) -> GLiNEROutput:
         if words_mask is None:
             raise ValueError("words_mask is None, expected the numbers of the words, (texts, length)")
         mask, run = integer_batch("words_mask", words_mask), encoded.run

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import checkpoint, kernels
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.adapter import Encoded
 from bertcore.models.gliner import MLP, PackedWords, Spans, WithEncoder, table_rows
 from bertcore.models.inputs import integer_batch
@@ -26,6 +27,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 
 MOST_INSTANCES = 20
 CLASSES, ONE, SEVERAL = range(3)  # kinds of groups: classes, spans of one instance, spans of several instances
@@ -70,7 +72,7 @@ class _Counted(Block):
                 for number, first, last, act in zip(names, widths, widths[1:], ("relu", "relu", None), strict=False)
             ]
 
-    def __call__(self, run: Pass, labels: Any, count: int) -> Any:
+    def __call__(self, run: Pass, labels: Tensor, count: int) -> Tensor:
         xp, weight, state, found = kernels.array_module(labels), self.states.weight(run), labels, []
         places = self.places.value(run)[:count]
         known = functional.linear(run, places, self.inputs.weight(run), self.biases[0].value(run))
@@ -86,7 +88,7 @@ class _Counted(Block):
             return xp.stack([self.last[0](run, xp.concatenate([each, labels], axis=1)) for each in found])
         return xp.stack([self._mixed(run, each + labels) for each in found])
 
-    def _mixed(self, run: Pass, given: Any) -> Any:
+    def _mixed(self, run: Pass, given: Tensor) -> Tensor:
         """Let the labels of an instance attend to each other."""
         rows = self.narrow(run, given)
         for layer in self.layers:
@@ -108,7 +110,7 @@ class _Layer(Block):
         self.outer = Linear(f"{name}linear2", in_features=2 * NARROW, out_features=NARROW)
         self.norms = [LayerNorm(f"{name}norm{number}", features=NARROW, eps=1e-5) for number in (1, 2)]
 
-    def __call__(self, run: Pass, rows: Any) -> Any:
+    def __call__(self, run: Pass, rows: Tensor) -> Tensor:
         xp = kernels.array_module(rows)
         joined = functional.linear(run, rows, self.joined.weight(run), self.bias.value(run))
         query, key, value = joined.reshape(len(rows), 3, HEADS, -1).transpose(1, 2, 0, 3)
@@ -159,7 +161,7 @@ class GLiNER2Model(WithEncoder):
             config[ENCODER_CONFIG] = {**encoder, "vocab_size": rows}
         return config
 
-    def _output(self, encoded: Encoded, words_mask: Any = None, groups_mask: Any = None) -> GLiNER2Output:
+    def _output(self, encoded: Encoded, words_mask: ArrayLike | None = None, groups_mask: Any = None) -> GLiNER2Output:
         run, masks = encoded.run, {}
         if run.tape is not None:
             raise ValueError("a GLiNER2Model is for inference only: it has no gradients")
@@ -205,7 +207,7 @@ class GLiNER2Model(WithEncoder):
         logits = [[found[first] for _, first, _ in some] for some in groups]
         return GLiNER2Output(logits=logits, traced=encoded.traced)
 
-    def _instances(self, run: Pass, states: Any, groups: list[tuple[int, int, int]]) -> dict[int, int]:
+    def _instances(self, run: Pass, states: Tensor, groups: list[tuple[int, int, int]]) -> dict[int, int]:
         """Return the number of instances of each group of spans, by the row of its first mark."""
         spans = [(kind, first) for kind, first, _ in groups if kind != CLASSES]
         if not spans:

@@ -11,6 +11,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.spec import MOST_POSITIONS
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
@@ -92,7 +93,7 @@ class EncoderInput:
         has_types = "token_type_ids" not in reads or (types is not None and bool(types.any()))
         return Bounds(longest, has_types)
 
-    def with_capacity(self, integers: Any, bounds: Bounds) -> EncoderInput:
+    def with_capacity(self, integers: NativeArray, bounds: Bounds) -> EncoderInput:
         """Return the batch of `integers`, laid out as `on_gpu`, with all tokens and sequences of the capacity.
 
         In inference, tokens behind the last sequence belong to no sequence. On the host, which does not know such a
@@ -138,7 +139,7 @@ class EncoderInput:
         return replace(self, **integers, **others)
 
 
-def integer_batch(name: str, values: Any, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
+def integer_batch(name: str, values: ArrayLike, axes: tuple[str, ...] = ("sequences", "length")) -> np.ndarray:
     """Return `values` (lists, or a NumPy or CuPy array) as an integer array with these axes in host memory."""
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
@@ -193,10 +194,10 @@ def _check_rectangular(name: str, rows: Any) -> None:
 
 def pack(
     spec: EncoderSpec,
-    input_ids: Any,
-    attention_mask: Any = None,
-    token_type_ids: Any = None,
-    position_ids: Any = None,
+    input_ids: ArrayLike,
+    attention_mask: ArrayLike | None = None,
+    token_type_ids: ArrayLike | None = None,
+    position_ids: ArrayLike | None = None,
     *,
     keep_padding: bool = False,
 ) -> EncoderInput:
@@ -311,7 +312,7 @@ def _with_unseen(seen: Sequence[Any], lengths: np.ndarray) -> PackedBatch:
     return PackedBatch(stays, is_real, keeps_padding=True)
 
 
-def _ids(index: int, sequence: Any) -> np.ndarray:
+def _ids(index: int, sequence: ArrayLike) -> np.ndarray:
     array = np.asarray(sequence)
     if array.dtype == object and not isinstance(sequence, np.ndarray | list | tuple):
         raise TypeError(f"input_ids[{index}] is {type(sequence).__name__}, expected a list of integers or an array")
@@ -332,7 +333,7 @@ def _too_long(sequence: int, tokens: int, spec: EncoderSpec) -> ValueError:
     )
 
 
-def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+def like(ids_name: str, ids: np.ndarray, name: str, values: ArrayLike) -> np.ndarray:
     """Return `values` as an integer array of the shape of `ids`."""
     array = integer_batch(name, values)
     if array.shape != ids.shape:
@@ -341,7 +342,7 @@ def like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
 
 
 def mask_and_types(
-    ids: np.ndarray, attention_mask: Any, token_type_ids: Any, *, kind: str = ""
+    ids: np.ndarray, attention_mask: ArrayLike | None, token_type_ids: ArrayLike | None, *, kind: str = ""
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a Boolean mask of the real `ids`, and the token types: by default all are real, and types are 0.
 
@@ -355,7 +356,7 @@ def mask_and_types(
     return mask, types
 
 
-def mask_like(ids_name: str, ids: np.ndarray, name: str, values: Any) -> np.ndarray:
+def mask_like(ids_name: str, ids: np.ndarray, name: str, values: ArrayLike) -> np.ndarray:
     """Return `values` (integers, Booleans, or floating-point 0 and 1) as Booleans of the shape of `ids`."""
     mask = _host_array(name, values)
     if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.inputs import integer_batch
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
@@ -19,7 +20,7 @@ IGNORED = functional.losses.IGNORED
 PROBLEM_TYPES = ("regression", "single_label_classification", "multi_label_classification")
 
 
-def cross_entropy(run: Pass, logits: Tensor, labels: Any) -> Tensor:
+def cross_entropy(run: Pass, logits: Tensor, labels: NativeArray) -> Tensor:
     """Return the mean cross entropy over the rows whose label is not -100, under the active options."""
     options = run.class_options
     if options is None:
@@ -28,7 +29,7 @@ def cross_entropy(run: Pass, logits: Tensor, labels: Any) -> Tensor:
     return functional.cross_entropy(run, logits, labels=labels, label_smoothing=smoothing, class_weights=weights)
 
 
-def total(run: Pass, *losses: Any) -> Any:
+def total(run: Pass, *losses: Tensor) -> Tensor:
     """Return the sum of losses, each times its factor in `run.loss_factors`."""
     if run.trace.losses is not None:
         run.trace.losses += map(value_of, losses)
@@ -48,7 +49,7 @@ def token_loss(
     return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
 
-def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
+def words(packed: PackedBatch, labels: ArrayLike, num_classes: int, name: str = "labels", kind: str = "") -> np.ndarray:
     """Return the label of each packed token, in host memory; -100 for no label.
 
     `kind` is "entity_" for labels of entities, the prefix of their inputs' names.
@@ -63,7 +64,7 @@ def words(packed: PackedBatch, labels: Any, num_classes: int, name: str = "label
     return kept
 
 
-def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray:
+def next_words(packed: PackedBatch, labels: ArrayLike, num_classes: int) -> np.ndarray:
     """Return for each packed token the label of the next one, which it predicts, in host memory; -100 for none."""
     own = words(packed, labels, num_classes)
     following = np.full(own.shape, IGNORED, np.int64)
@@ -72,7 +73,7 @@ def next_words(packed: PackedBatch, labels: Any, num_classes: int) -> np.ndarray
     return following
 
 
-def sequence_loss(run: Pass, logits: Tensor, labels: Any, num_classes: int, *, name: str = "labels") -> Tensor:
+def sequence_loss(run: Pass, logits: Tensor, labels: ArrayLike, num_classes: int, *, name: str = "labels") -> Tensor:
     """Return the mean cross entropy over the sequences whose label, (sequences,) or (sequences, 1), is not -100."""
     array = label_array(name, labels)
     if array.dtype.kind not in "iu":
@@ -151,7 +152,7 @@ def position_loss(run: Pass, logits: Tensor, column: int, positions: Any, name: 
     return cross_entropy(run, scores, labels)
 
 
-def floating_labels(run: Pass, labels: np.ndarray, logits: Tensor) -> Any:
+def floating_labels(run: Pass, labels: np.ndarray, logits: Tensor) -> NativeArray:
     """Return labels in the dtype, shape and memory of `logits`."""
     plain = value_of(logits)
     if labels.shape != plain.shape:
@@ -163,7 +164,7 @@ def floating_labels(run: Pass, labels: np.ndarray, logits: Tensor) -> Any:
     return run.to_backend(array)
 
 
-def label_array(name: str, labels: Any) -> np.ndarray:
+def label_array(name: str, labels: ArrayLike) -> np.ndarray:
     """Return labels of any shape as an array of numbers in host memory."""
     try:
         array = kernels.to_host(labels)
@@ -174,7 +175,7 @@ def label_array(name: str, labels: Any) -> np.ndarray:
     return array
 
 
-def _one_each(name: str, array: np.ndarray, logits: Any) -> np.ndarray:
+def _one_each(name: str, array: np.ndarray, logits: Tensor) -> np.ndarray:
     sequences = value_of(logits).shape[0]
     if array.size != sequences or array.ndim > 2:
         raise ValueError(f"{name} has shape {array.shape}, expected ({sequences},): one for each sequence")

@@ -16,6 +16,7 @@ from bertcore import checkpoint, kernels
 from bertcore.arguments import DTYPES, INT8, DType, check_count, warn_caller
 from bertcore.checkpoint.files import checkpoint_folder, locked
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
@@ -333,10 +334,10 @@ class Model(NamedParameters):
 
     def __call__(
         self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        token_type_ids: ArrayLike | None = None,
+        position_ids: ArrayLike | None = None,
         *,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,

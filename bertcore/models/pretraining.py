@@ -10,6 +10,7 @@ import numpy as np
 
 from bertcore import checkpoint
 from bertcore.heads import Classifier, SpanBoundaryHead, find_boundaries
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM, AutoModelForMaskedLM
@@ -20,6 +21,7 @@ from bertcore.models.with_heads import ModelWithHeads, head_specs
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
 from bertcore.presets import PRESETS, Preset, preset
+from bertcore.tape import Tensor
 
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
@@ -116,7 +118,7 @@ class _PairPreTraining(AutoModelForPreTraining):
     def _pair_labels(self) -> int:
         return 2
 
-    def _output(self, encoded: Encoded, labels: Any = None, **pair_labels: Any) -> PreTrainingOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None, **pair_labels: Any) -> PreTrainingOutput:
         words, pairs = self.heads[0], self.heads[1](encoded)
         loss, pair_label = None, pair_labels.get(self._label)
         if labels is not None:
@@ -157,7 +159,7 @@ class Discriminator(AutoModelForPreTraining):
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return Classifier(spec, self.spec, 1)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         logits = functional.reshape(encoded.run, logits, shape=(-1,))
         if labels is not None:
@@ -187,7 +189,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
             return super()._head(task, spec)
         return SpanBoundaryHead(spec, self.spec, self.encoder.embeddings.words.table)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> SpanBoundaryOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> SpanBoundaryOutput:
         if labels is not None:
             labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         mlm_loss, logits = self._words(self.heads[0], encoded, labels)
@@ -205,7 +207,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         cu_seqlens = np.concatenate([[0], np.cumsum(is_real.sum(axis=1))])
         return float(find_boundaries(labels[is_real], cu_seqlens, self.heads[1].most).rows.size)
 
-    def _boundary_loss(self, encoded: Encoded, labels: Any) -> Any:
+    def _boundary_loss(self, encoded: Encoded, labels: Any) -> Tensor:
         """Return the mean cross entropy of the second head; None if there is nothing to predict."""
         head, run = self.heads[1], encoded.run
         found = find_boundaries(labels, encoded.packed.cu_seqlens, head.most)

@@ -15,6 +15,7 @@ from bertcore.arguments import DType
 from bertcore.checkpoint.files import locked, made_folder, replacing
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models import losses
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.generation import sample_words
@@ -31,7 +32,7 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass, mixed_seed
 from bertcore.presets import preset_config
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 
 PARTS = ("generator", "discriminator")
 EMBEDDINGS = ("tied", "separate", "gradient_disentangled")
@@ -79,7 +80,7 @@ class DisentangledWords(Block):
         difference = own.table.array() - shared.array()
         self.delta.table.fill({name + DELTA_ENDING: difference}, own.table.precision)
 
-    def __call__(self, run: Pass, ids: Any) -> Any:
+    def __call__(self, run: Pass, ids: NativeArray) -> Tensor:
         """Map (tokens,) integers to (tokens, features)."""
         return functional.add(
             run, functional.take_rows(run, value_of(self.shared.value(run)), rows=ids), self.delta(run, ids)
@@ -253,13 +254,13 @@ class ReplacedTokenModel(NamedParameters):
 
     def __call__(
         self,
-        input_ids: Any,
-        attention_mask: Any = None,
-        token_type_ids: Any = None,
-        position_ids: Any = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
+        token_type_ids: ArrayLike | None = None,
+        position_ids: ArrayLike | None = None,
         *,
-        labels: Any,
-        draws: Any,
+        labels: ArrayLike,
+        draws: ArrayLike,
         discriminator_weight: float = 50.0,
     ) -> ReplacedTokensOutput:
         """Replace labelled words by words that the generator draws, and mark those that differ.
@@ -338,7 +339,7 @@ def _check_pair(generator: Model, discriminator: Model) -> None:
         raise ValueError(f"the generator is in {generator.dtype}, the discriminator in {discriminator.dtype}")
 
 
-def _checked_draws(draws: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _checked_draws(draws: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
     array = np.asarray(draws)
     if array.shape != shape or array.dtype.kind != "f":
         raise ValueError(f"draws is {array.dtype} of shape {array.shape}, expected floating-point numbers, {shape}")

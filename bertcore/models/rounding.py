@@ -17,6 +17,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.nn.functional.dense import ObservedWeight
 from bertcore.nn.parameter import Block, Parameter
+from bertcore.passes import Pass
 
 # The exponent of the inputs in a column's factor. Choosing it for each weight among 0.5, 0.6 and 0.7 by the error of
 # its outputs moved MiniLM's embeddings further from float32: cosines of 0.99938 instead of 0.99951 (three samples of 50
@@ -60,7 +61,7 @@ class InputStatistics:
         self._sample: list[np.ndarray] = []
         self._sampled = 0
 
-    def weight(self, run: Any, base: Any) -> ObservedWeight:
+    def weight(self, run: Pass, base: Any) -> ObservedWeight:
         """Return the weight `base` after adding its inputs to the statistics."""
         return ObservedWeight(base, self.add)
 

@@ -11,6 +11,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.heads import LanguageModelHead
+from bertcore.kernels.arrays import NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.model import Model
@@ -19,7 +20,7 @@ from bertcore.models.registry import HeadSpec, family_of
 from bertcore.models.spec import MOST_LABELS, ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
-from bertcore.tape import current_tape, value_of
+from bertcore.tape import Tensor, current_tape, value_of
 
 
 def head_specs(config: Mapping[str, Any]) -> Mapping[str, HeadSpec]:
@@ -61,7 +62,7 @@ class ModelWithHeads(Model):
     def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
         return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
 
-    def _words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
+    def _words(self, head: LanguageModelHead, encoded: Encoded, labels: np.ndarray | None) -> tuple[Any, Any]:
         """Return (loss, logits as users see them) of a language model's head; `labels` are packed on the host, or None.
 
         With labels, only labelled tokens are scored: vocabulary scores are most of a small model's work, and a seventh
@@ -73,7 +74,7 @@ class ModelWithHeads(Model):
         loss = self._loss_of_words(head, encoded, labels)
         version, run = self.version, encoded.run
 
-        def all_logits() -> Any:
+        def all_logits() -> Tensor:
             if self.version != version:
                 raise RuntimeError("logits: the parameters have changed since; read them before the optimiser's step")
             if current_tape() is run.tape:
@@ -83,7 +84,7 @@ class ModelWithHeads(Model):
 
         return loss, Later(all_logits)
 
-    def _loss_of_words(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> Any:
+    def _loss_of_words(self, head: LanguageModelHead, encoded: Encoded, labels: np.ndarray) -> Tensor:
         """Compute the loss; on a GPU in chunks if the scores of all labels would take much memory and are not kept."""
         run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         is_on_host = kernels.array_module(value_of(encoded.hidden)) is np
@@ -101,6 +102,6 @@ class ModelWithHeads(Model):
         run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         return head(run, self._read(encoded, run.to_backend(rows))), run.to_backend(labels[rows])
 
-    def _read(self, encoded: Encoded, rows: Any = None) -> Any:
+    def _read(self, encoded: Encoded, rows: NativeArray | None = None) -> Tensor:
         """Return the input of a language model's head, (tokens, hidden), of the tokens `rows` or of all."""
         return encoded.hidden if rows is None else functional.take_rows(encoded.run, encoded.hidden, rows=rows)

@@ -111,7 +111,7 @@ def _angles_of_each_text(
             first_rows[length], rows = rows, rows + length
         places[start:end] = first_rows[length] + positions
     cos, sin = (np.concatenate(parts) for parts in zip(*tables, strict=True))
-    return RotaryAngles(*map(run.to_backend, (cos, sin, places)))
+    return RotaryAngles(run.to_backend(cos), run.to_backend(sin), run.to_backend(places))
 
 
 def _tables(spec: RotarySpec, length: int, kind: str) -> tuple[np.ndarray, np.ndarray]:

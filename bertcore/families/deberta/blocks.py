@@ -8,6 +8,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.execution.buffers import FEWEST_TOKENS, capacity_for
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
 from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
@@ -22,7 +23,7 @@ from bertcore.tape import Tensor, value_of
 
 
 @operation()
-def spread_rows(run: Pass, array: Tensor, *, rows: Any, count: int) -> Any:
+def spread_rows(run: Pass, array: Tensor, *, rows: NativeArray, count: int) -> Tensor:
     """Return `count` rows: the rows of `array` at the distinct indices `rows`, and zeros elsewhere."""
     spread = kernels.array_module(array).zeros((count, array.shape[1]), array.dtype)
     spread[rows] = array
@@ -37,8 +38,8 @@ def padding_of_sequences(is_real: np.ndarray, cu_seqlens: np.ndarray) -> list[tu
 
 @operation()
 def mean_value_for_padding(
-    run: Pass, attended: Any, qkv: Any, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
-) -> Any:
+    run: Pass, attended: Tensor, qkv: Tensor, *, num_heads: int, padding: Sequence[tuple[slice, np.ndarray]]
+) -> Tensor:
     """Return `attended`, (tokens, hidden), with the mean value vector of its sequence at each token of `padding`.
 
     See `padding_of_sequences`. As in transformers, all scores of a padding token are equal. `qkv` (one array)
@@ -124,7 +125,7 @@ def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.nd
     return np.where(np.abs(distances) <= middle, distances, np.sign(distances) * buckets)
 
 
-def real_tokens(run: Pass, inputs: Any) -> Any:
+def real_tokens(run: Pass, inputs: Any) -> NativeArray:
     """Return which tokens of an `EncoderInput` with a key mask may be attended to, booleans (tokens,)."""
     return run.to_backend(inputs.packed.strip(inputs.packed.is_real))
 
@@ -139,7 +140,7 @@ class DisentangledEmbeddings(Embeddings):
             self.projection = Linear(names["embeddings_projection"], **sizes, bias=False)
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
-    def __call__(self, run: Pass, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projection is None:
@@ -168,14 +169,14 @@ class RelativeEmbeddings(Block):
         if details.has_norm:
             self.norm = LayerNorm(names["relative_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, run: Pass, first: int, last: int) -> Any:
+    def __call__(self, run: Pass, first: int, last: int) -> Tensor:
         """Return the rows from `first` to `last` - 1, (rows, hidden)."""
         table = functional.slice_rows(run, self.table.value(run), first=first, last=last)
         if self.table.forms.is_low and run.backend != "cupy":
             table = widened(table)  # like looked-up rows
         return table if self.norm is None else self.norm(run, table)
 
-    def all_distance_rows(self, run: Pass) -> Any:
+    def all_distance_rows(self, run: Pass) -> NativeArray:
         """Return `distance_rows` in the active backend's memory."""
         return self._distance_rows.get(run, None, lambda: run.to_backend(self.distance_rows))
 
@@ -220,7 +221,7 @@ class PositionsOfPass:
         self.distance_rows = self.block.all_distance_rows(self.run)[found] - self._first  # a graph uploads nothing
         _ = self.embeddings  # computed before the layers, since a layer may run twice
 
-    def relative(self, *tables: Any) -> kernels.RelativePositions:
+    def relative(self, *tables: Tensor) -> kernels.RelativePositions:
         """Return the relative terms of a layer with these tables."""
         return kernels.RelativePositions(self.distance_rows, *tables, longest=self.longest)
 
@@ -325,7 +326,7 @@ class DisentangledAttention(SelfAttention):
             attended = mean_value_for_padding(run, attended, qkv, **heads, padding=positions.padding)
         return attended if rows is None else functional.take_rows(run, attended, rows=rows)
 
-    def _asked_by(self, run: Pass, queries: Tensor, keys: Keys, rows: Any) -> list[Any]:
+    def _asked_by(self, run: Pass, queries: Tensor, keys: Keys, rows: NativeArray) -> list[Any]:
         """Return query and key-value of all tokens; queries of tokens not in `rows` are zero."""
         width = self.spec.hidden_size
         asked = functional.linear(run, queries, self.projections[0].weight.weight(run), keys.bias)
@@ -347,7 +348,7 @@ class DisentangledAttention(SelfAttention):
 
         return self._constants.get(run, (self.version, positions.block.version), contiguous)
 
-    def _bias(self, run: Pass) -> Any:
+    def _bias(self, run: Pass) -> Tensor:
         return self.projections[0].bias.value(run)
 
     def _by_head(self, run: Pass, positions: PositionsOfPass) -> Iterator[Any]:
@@ -389,7 +390,7 @@ class DisentangledAttentionByHead(DisentangledAttention):
         by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
         return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]
 
-    def _bias(self, run: Pass) -> Any:
+    def _bias(self, run: Pass) -> Tensor:
         query, value = self.query_bias.value(run), self.value_bias.value(run)
         plain = value_of(query)
         return functional.concatenate(run, query, kernels.array_module(plain).zeros_like(plain), value)

@@ -20,6 +20,7 @@ from bertcore.families.deberta.blocks import (
     real_tokens,
 )
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.kernels.arrays import NativeArray
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.inputs import EncoderInput
@@ -105,7 +106,7 @@ class DisentangledAdapter(Adapter):
         return encoded
 
 
-def _pair_mask(key_mask: Any) -> Any:
+def _pair_mask(key_mask: NativeArray) -> NativeArray:
     """Return a mask of pairs, (sequences, 1, longest, longest), from a key mask (sequences, 1, 1, longest)."""
     return key_mask & key_mask.transpose(0, 1, 3, 2)
 
@@ -162,7 +163,7 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
 
         return super()._pass(*given, read=read_below, trace=trace, **options)
 
-    def _read(self, encoded: Encoded, rows: Any = None) -> Any:
+    def _read(self, encoded: Encoded, rows: NativeArray | None = None) -> Tensor:
         """Return the input of the head; with the decoder, `encoded` has the last layer's input.
 
         A token is decoded from these states and itself, so only the requested tokens are projected.
@@ -181,7 +182,7 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
             states = layer.feed_forward(run, layer.attention.close(run, attended, states), context)
         return states
 
-    def _places(self, run: Pass, packed: PackedBatch) -> Any:
+    def _places(self, run: Pass, packed: PackedBatch) -> NativeArray:
         longest, most = packed.position_ids.max(initial=0) + 1, self.positions.table.shape[0]
         if longest > most:
             raise ValueError(f"input_ids has a text of {longest} tokens, expected at most {most} for {KEY}")

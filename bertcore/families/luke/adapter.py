@@ -8,6 +8,7 @@ import numpy as np
 
 from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, padding_offsets
 from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows, split_rows
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import INTEGERS as OF_WORDS
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types, pack
@@ -86,10 +87,10 @@ class WordAndEntityAdapter(Adapter):
         run: Pass,
         *given: Any,
         keep_padding: bool = False,
-        entity_ids: Any = None,
-        entity_attention_mask: Any = None,
-        entity_token_type_ids: Any = None,
-        entity_position_ids: Any = None,
+        entity_ids: ArrayLike | None = None,
+        entity_attention_mask: ArrayLike | None = None,
+        entity_token_type_ids: ArrayLike | None = None,
+        entity_position_ids: ArrayLike | None = None,
     ) -> EncoderInput:
         """Check and pack the arguments of a call.
 
@@ -172,7 +173,7 @@ def _pack(
     )
 
 
-def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_ids: Any) -> np.ndarray:
+def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_ids: ArrayLike | None) -> np.ndarray:
     if position_ids is None:
         raise ValueError("entity_ids is given without entity_position_ids, the positions of the entities' tokens")
     name = "entity_position_ids"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn import functional
 from bertcore.nn.embeddings import Embeddings
@@ -29,7 +30,7 @@ from bertcore.tape import Tensor
 
 
 @operation()
-def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
+def average_rows(run: Pass, table: Tensor, *, rows: NativeArray) -> Tensor:
     """Return means of rows of `table`, (rows, features): (means, features); zeros for a mean of no rows.
 
     `rows` are integers, (means, most rows of a mean), with at least one column, padded with -1.
@@ -54,7 +55,7 @@ def average_rows(run: Pass, table: Any, *, rows: Any) -> Any:
 
 
 @operation()
-def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_rows: Any) -> Any:
+def merge_rows(run: Pass, first: Tensor, second: Tensor, *, first_rows: NativeArray, second_rows: Any) -> Tensor:
     """Return one array, (rows of both, features): `first` at `first_rows`, `second` at `second_rows`."""
     merged = kernels.array_module(first).empty((first.shape[0] + second.shape[0], first.shape[1]), first.dtype)
     merged[first_rows], merged[second_rows] = first, second
@@ -62,7 +63,7 @@ def merge_rows(run: Pass, first: Any, second: Any, *, first_rows: Any, second_ro
 
 
 @operation()
-def split_rows(run: Pass, rows: Any, *, first_rows: Any, second_rows: Any) -> Any:
+def split_rows(run: Pass, rows: NativeArray, *, first_rows: NativeArray, second_rows: NativeArray) -> Any:
     """Return the two parts that `merge_rows` joined, given the same indices."""
 
     def pullback(of_first, of_second):
@@ -93,15 +94,15 @@ def _double_heads(qkv, word_queries, entity_queries, num_heads, word_rows, entit
 
 def entity_aware_attention(
     run: Pass,
-    qkv: Any,
-    word_queries: Any,
-    entity_queries: Any,
+    qkv: Tensor,
+    word_queries: Tensor,
+    entity_queries: Tensor,
     *,
     num_heads: int,
-    word_rows: Any,
-    entity_rows: Any,
+    word_rows: NativeArray,
+    entity_rows: NativeArray,
     **options: Any,
-) -> Any:
+) -> Tensor:
     """Return attention with separate queries for words and for entities, within each packed sequence.
 
     Source: Yamada et al. 2020, arXiv:2010.01057, section 3.2.
@@ -250,7 +251,7 @@ class EntityEmbeddings(Block):
             self.types = Embedding(names["entity_type_embeddings"], rows=spec.type_vocab_size, features=width)
         self.norm = LayerNorm(names["entity_embeddings_norm"], features=width, eps=spec.layer_norm_eps)
 
-    def __call__(self, run: Pass, inputs: Entities) -> Any:
+    def __call__(self, run: Pass, inputs: Entities) -> Tensor:
         """Map `Entities` to (entities, hidden)."""
         embedded = self.entities(run, inputs.ids)
         if self.projection is not None:
@@ -272,7 +273,7 @@ class WordAndEntityEmbeddings(Embeddings):
         """Return the weights of the entities."""
         return self.entities.token_weights()
 
-    def __call__(self, run: Pass, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """Map an `EncoderInput` to (tokens, hidden)."""
         words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:

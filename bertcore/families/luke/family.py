@@ -14,6 +14,7 @@ from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAnd
 from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
 from bertcore.families.luke.sampled import sampled_loss
 from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
@@ -68,7 +69,7 @@ class EntityClassifier(Block):
         self.dropout = head_spec.dropout
         self.output = Linear(head_spec.output, **sizes, bias="output" not in head_spec.without_bias)
 
-    def __call__(self, run: Pass, *parts: Any) -> Any:
+    def __call__(self, run: Pass, *parts: Tensor) -> Tensor:
         """Map hidden states, (entities, hidden) each, to logits, (entities, num_labels)."""
         features = parts[0] if len(parts) == 1 else functional.concatenate(run, *parts, axis=1)
         return self.output(run, drop(run, features, self.dropout))
@@ -110,7 +111,7 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
 
     def _output(
-        self, encoded: Encoded, labels: Any = None, entity_labels: Any = None, entity_sample: Any = None
+        self, encoded: Encoded, labels: ArrayLike | None = None, entity_labels: Any = None, entity_sample: Any = None
     ) -> EntityMaskedLMOutput:
         of_words, run = super()._output(encoded, labels), encoded.run
         mlm_loss, mep_loss, logits = of_words.loss, None, None
@@ -147,7 +148,7 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
     def _head(self, task: str, spec: HeadSpec) -> Block:
         return EntityClassifier(spec, self.spec, self.config.num_labels, len(self._parts))
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         """Classify the first entities of each sequence together, as many as there are `_parts`."""
         entities, run = _entities(encoded, self), encoded.run
         parts = (functional.take_rows(run, entities.hidden, rows=rows) for rows in self._first(run, entities))
@@ -201,7 +202,7 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
             loss = self._loss(run, logits, labels, entities)
         return LogitsOutput(loss=loss, logits=entities.batch.pad(run, logits), traced=encoded.traced)
 
-    def _loss(self, run: Pass, logits: Tensor, labels: Any, entities: Entities) -> Tensor:
+    def _loss(self, run: Pass, logits: Tensor, labels: ArrayLike, entities: Entities) -> Tensor:
         flags, batch = losses.label_array("labels", labels), entities.batch
         if flags.ndim != 3:
             return losses.token_loss(run, logits, labels, batch, self.config.num_labels, kind="entity_")
@@ -217,7 +218,7 @@ def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
     return encoded.inputs.entities
 
 
-def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: Any) -> Any:
+def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: ArrayLike | None) -> NativeArray:
     """Return the packed index of the word at each entity's column in `columns`, (entities,)."""
     if columns is None:
         raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {batch.shape}")

@@ -1,10 +1,9 @@
 """The loss of masked entities over a sample of all entities."""
 
-from typing import Any
-
 import numpy as np
 
 from bertcore.heads import LanguageModelHead
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.losses import label_array
 from bertcore.nn import functional
 from bertcore.passes import Pass
@@ -15,7 +14,7 @@ NEVER = -1e4  # a logit whose exponential is zero
 
 
 def sampled_loss(
-    run: Pass, head: LanguageModelHead, hidden: Tensor, labels: np.ndarray, sample: Any, num_classes: int
+    run: Pass, head: LanguageModelHead, hidden: Tensor, labels: np.ndarray, sample: ArrayLike, num_classes: int
 ) -> Tensor:
     """Return the mean cross entropy over the entities with a label, estimated from the logits of a sample.
 

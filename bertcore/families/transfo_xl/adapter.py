@@ -9,6 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import PassPositions, PositionBiases, SharedBiasesContext, sinusoids
+from bertcore.kernels.arrays import NativeArray
 from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import EncoderInput
 from bertcore.nn.layers import drop
@@ -103,7 +104,7 @@ class RecurrentAdapter(Adapter):
 
     # --- positions and masks ---------------------------------------------------------------------------
 
-    def _memories(self, inputs: EncoderInput, hidden: Any) -> list[Any]:
+    def _memories(self, inputs: EncoderInput, hidden: Tensor) -> list[Any]:
         """Return each layer's memory in the dtype of the hidden states, or None."""
         mems = getattr(inputs, "mems", None)  # sequences given without padding are a plain EncoderInput
         if mems is None or not mems[0].shape[0]:
@@ -135,7 +136,7 @@ class RecurrentAdapter(Adapter):
             relations.cu_seqlens_k = run.to_backend(offsets.astype(np.int32))
         return relations, longest, before
 
-    def _sinusoids(self, run: Pass, first: int, last: int, dtype: str) -> Any:
+    def _sinusoids(self, run: Pass, first: int, last: int, dtype: str) -> NativeArray:
         """Return `sinusoids` in the active backend's memory; the most recent ones are cached."""
         key = first, last, dtype, run.place
         table = self._tables.get(key)
@@ -187,7 +188,7 @@ class RecurrentAdapter(Adapter):
             return None
         return np.concatenate([np.ones((*visible.shape[:2], memory), bool), visible], axis=2)
 
-    def _causal_mask(self, xp: ModuleType, longest: int, memory: int) -> Any:
+    def _causal_mask(self, xp: ModuleType, longest: int, memory: int) -> NativeArray:
         """Return the keys that precede each query, (longest, memory + longest), an array of `xp`."""
         ahead = xp.arange(memory + longest) - xp.arange(longest)[:, None]
         causal = ahead <= memory
@@ -226,7 +227,7 @@ class RecurrentAdapter(Adapter):
         """Return the inputs of the layers, from the states of a trace."""
         return states[:-1]
 
-    def _next_memory(self, run: Pass, state: Any, before: Any, packed: PackedBatch) -> Any:
+    def _next_memory(self, run: Pass, state: Tensor, before: NativeArray | None, packed: PackedBatch) -> NativeArray:
         """Return a layer's memory, (memory, sequences, hidden), from its input in this call and its previous memory."""
         plain, sequences = value_of(state), packed.shape[0]
         state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(run, plain)
@@ -238,7 +239,7 @@ class RecurrentAdapter(Adapter):
         length = self.spec.details.memory_length
         return xp.ascontiguousarray(state if length is None else state[max(len(state) - length, 0) :])
 
-    def _remembered(self, state: Any) -> Any:
+    def _remembered(self, state: Tensor) -> NativeArray:
         """Return the part of (length, sequences, hidden) that is remembered."""
         return state
 

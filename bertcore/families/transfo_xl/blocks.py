@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype, make_norm
 from bertcore.nn.layers import Embedding, Linear, drop
@@ -45,7 +46,7 @@ class PassPositions:
     position_keys: dict | None = None
     before_dropout: Any = None
 
-    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: Any) -> "HalfBatch":
+    def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: NativeArray) -> "HalfBatch":
         """Return the part for some sequences of a batch of equal lengths, with these `distance_rows`."""
         cut = replace(
             self,
@@ -56,7 +57,7 @@ class PassPositions:
         )
         return HalfBatch(sequences, tokens, keys, cut)
 
-    def keys(self, run: Pass, hidden: Tensor, memory: Any) -> Tensor:
+    def keys(self, run: Pass, hidden: Tensor, memory: NativeArray | None) -> Tensor:
         """Return the source of the keys: the memory (or None) and the hidden states, sequence by sequence."""
         if memory is None:
             return hidden
@@ -80,7 +81,7 @@ class HalfBatch:
         offsets = _offsets(whole.cu_seqlens, self.sequences)
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
-    def cut(self, run: Pass, query: Any, for_position: Any, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
+    def cut(self, run: Pass, query: Tensor, for_position: Tensor, key: Any, value: Any, scores: Any) -> tuple[Any, ...]:
         """Return this half of the arrays."""
         queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
         query, for_position, scores = queries
@@ -91,7 +92,7 @@ def _part(run: Pass, array: Tensor, where: slice) -> Tensor:
     return functional.slice_rows(run, array, first=where.start, last=where.stop)
 
 
-def _offsets(cu_seqlens: Any, sequences: slice) -> Any:
+def _offsets(cu_seqlens: NativeArray, sequences: slice) -> NativeArray:
     offsets = cu_seqlens[sequences.start : sequences.stop + 1]
     return offsets - offsets[:1]
 
@@ -137,7 +138,7 @@ class RelativeAttention(Sublayer):
         self.norm_first = layer.norm_first
         self.dropout, self.attention_dropout = layer.dropout, layer.attention_dropout
 
-    def _position_keys(self, run: Pass, relations: PassPositions, weight: Parameter) -> Any:
+    def _position_keys(self, run: Pass, relations: PassPositions, weight: Parameter) -> Tensor:
         """Return the keys of positions, (distances, heads * head_dim)."""
         kept = {} if relations.position_keys is None else relations.position_keys
         version, (known, keys) = weight.version, kept.get(self, (None, None))  # read before the values
@@ -157,8 +158,8 @@ class RelativeAttention(Sublayer):
         keys: tuple[Any, Any, Any],
         context: RecurrentContext,
         weight: Parameter,
-        segment_scores: Any = None,
-    ) -> Any:
+        segment_scores: Tensor = None,
+    ) -> Tensor:
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)
         arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
@@ -166,7 +167,7 @@ class RelativeAttention(Sublayer):
         return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
 
     def _attend_in(
-        self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Any
+        self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Tensor
     ) -> Tensor:
         """Return attention of all sequences, or of those that run forwards followed by those that run backwards."""
         halves = context.relations.halves
@@ -189,10 +190,10 @@ class RelativeAttention(Sublayer):
         positions: Tensor,
         compute_dtype: str | None,
         query: Tensor,
-        for_position: Any,
+        for_position: Tensor,
         key: Tensor,
         value: Tensor,
-        scores: Any,
+        scores: Tensor,
     ) -> Tensor:
         relations = context.relations
         relative = kernels.RelativePositions(
@@ -245,7 +246,7 @@ class AdaptiveEmbeddings(Block):
         """Return the projections of rarer words, whose results matter for few tokens."""
         return iter(self.projections[1:])
 
-    def __call__(self, run: Pass, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """Map an `EncoderInput` to (tokens, hidden)."""
         if len(self.groups) == 1:
             return drop(
@@ -260,7 +261,7 @@ class AdaptiveEmbeddings(Block):
         total = functools.reduce(functools.partial(functional.add, run), parts)
         return drop(run, functional.scale(run, total, factor=self.factor), self.dropout)
 
-    def _embedded(self, run: Pass, group: int, ids: Any) -> Any:
+    def _embedded(self, run: Pass, group: int, ids: NativeArray) -> Tensor:
         embedded = self.tables[group](run, ids)
         if not self.projections:
             return embedded

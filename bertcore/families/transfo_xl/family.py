@@ -14,6 +14,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.transfo_xl.adapter import CausalRecurrentAdapter
 from bertcore.families.transfo_xl.blocks import AdaptiveEmbeddings, RecurrentAttention
 from bertcore.heads import ClassifierSpec
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModelForCausalLM
@@ -149,7 +150,7 @@ class AdaptiveCausalLM(AutoModelForCausalLM):
     def _head(self, task: str, spec: AdaptiveSoftmaxSpec) -> Block:
         return AdaptiveSoftmax(spec, self.spec, self.encoder.embeddings)
 
-    def _output(self, encoded: Encoded, labels: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         head = self.heads[0]
         if labels is None:
             return LogitsOutput(

@@ -6,6 +6,7 @@ from typing import Any
 
 from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import RecurrentContext, RelativeAttention
+from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.encoder_layer import FeedForward, make_norm
 from bertcore.nn.functional.rows import column_sums, widened
@@ -25,7 +26,7 @@ def _mix(array, matrices):
 
 
 @operation()
-def mix_rows(run: Pass, array: Tensor, *, matrices: Any) -> Any:
+def mix_rows(run: Pass, array: Tensor, *, matrices: NativeArray) -> Tensor:
     """Return weighted sums of each sequence's rows; all sequences have the same length.
 
     Matrices are (sequences, outputs, inputs), `array` (sequences * inputs, features), the result (sequences * outputs,
@@ -35,7 +36,7 @@ def mix_rows(run: Pass, array: Tensor, *, matrices: Any) -> Any:
 
 
 @operation()
-def segment_scores(run: Pass, queries: Tensor, bias: Any, table: Any) -> Any:
+def segment_scores(run: Pass, queries: Tensor, bias: Tensor, table: Tensor) -> Tensor:
     """Return (queries + bias) times the two segment vectors of each head, (tokens, heads, 2).
 
     Shapes: queries (tokens, heads, head_dim), bias (heads, head_dim), table (2, heads, head_dim). Source: Yang et al.
@@ -62,11 +63,11 @@ class TwoStreamEmbeddings(Block):
         self.words = Embedding(names["word_embeddings"], rows=spec.vocab_size, features=width)
         self.mask = Parameter(names["mask_embedding"], layout=Layout((1, 1, width), axes=(0, 1, 2), row_axes=2))
 
-    def __call__(self, run: Pass, inputs: Any) -> Any:
+    def __call__(self, run: Pass, inputs: Any) -> Tensor:
         """Map an `EncoderInput` to the content stream, (tokens, hidden)."""
         return drop(run, self.words(run, inputs.input_ids), self.dropout)
 
-    def queries(self, run: Pass, places: Any) -> Any:
+    def queries(self, run: Pass, places: NativeArray) -> Tensor:
         """Return the start of the query stream, (predictions, hidden); `places` are zeros, (predictions,)."""
         return drop(run, functional.take_rows(run, self.mask.value(run), rows=places), self.dropout)
 
@@ -83,11 +84,11 @@ class Predictions:
     matrices: Any
     sees: Any = None
 
-    def to_tokens(self, run: Pass, predictions: Any) -> Any:
+    def to_tokens(self, run: Pass, predictions: Tensor) -> Tensor:
         """Map (predictions, features) to (tokens, features)."""
         return mix_rows(run, predictions, matrices=self.matrices.transpose(0, 2, 1))
 
-    def from_tokens(self, run: Pass, tokens: Any) -> Any:
+    def from_tokens(self, run: Pass, tokens: Tensor) -> Tensor:
         """Map (tokens, features) to (predictions, features)."""
         return mix_rows(run, tokens, matrices=self.matrices)
 
@@ -145,7 +146,7 @@ class TwoStreamAttention(RelativeAttention):
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)
         return functional.linear(run, mixed, self.output_weight.weight(run), None, residual)
 
-    def keys(self, run: Pass, content: Any, context: RecurrentContext) -> tuple[Any, Any, Any]:
+    def keys(self, run: Pass, content: Tensor, context: RecurrentContext) -> tuple[Any, Any, Any]:
         """Return keys, values and keys of positions for both streams, (rows, heads * head_dim) each."""
         seen = context.relations.keys(run, content, context.memories[self.index])
         key_value = functional.linear(run, seen, self.key_value.weight(run), None)
@@ -154,8 +155,8 @@ class TwoStreamAttention(RelativeAttention):
         return key, value, self._position_keys(run, context.relations, self.positions)
 
     def from_stream(
-        self, run: Pass, stream: Any, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
-    ) -> Any:
+        self, run: Pass, stream: Tensor, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
+    ) -> Tensor:
         """Return a stream after attention to the content's `keys`, (tokens, hidden).
 
         `predictions` are the query stream's `Predictions`, None for the content stream.
@@ -184,7 +185,7 @@ class TwoStreamAttention(RelativeAttention):
         )
         return segment_scores(run, self._heads(run, query), bias, self.segments.value(run))
 
-    def _beside_content(self, run: Pass, bias: Parameter) -> Any:
+    def _beside_content(self, run: Pass, bias: Parameter) -> Tensor:
         return functional.add(run, bias.value(run), functional.scale(run, self.content_bias.value(run), factor=-1.0))
 
 
@@ -195,7 +196,7 @@ class TwoStreamLayer(Block):
         self.attention = attention(names, spec, index)
         self.feed_forward = FeedForward(names, spec.layers[index])
 
-    def __call__(self, run: Pass, state: Any, context: TwoStreamContext) -> Any:
+    def __call__(self, run: Pass, state: Tensor | tuple[Tensor, Tensor], context: TwoStreamContext) -> Any:
         """Map the content stream, (tokens, hidden), or a tuple of it and the query stream, (predictions, hidden)."""
         content, queries = state if isinstance(state, tuple) else (state, None)
         keys = self.attention.keys(run, content, context)

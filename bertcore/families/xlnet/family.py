@@ -19,6 +19,7 @@ from bertcore.families.xlnet.blocks import (
     TwoStreamLayer,
 )
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.adapter import Encoded
 from bertcore.models.inputs import EncoderInput, integer_batch
 from bertcore.models.registry import TOKEN_HEADS, Family, HeadSpec, in_each_layer, register, summary_head
@@ -77,13 +78,13 @@ class TwoStreamAdapter(RecurrentAdapter):
     def pack(
         self,
         run: Pass,
-        input_ids: Any,
-        attention_mask: Any = None,
+        input_ids: ArrayLike,
+        attention_mask: ArrayLike | None = None,
         *given: Any,
         keep_padding: bool = False,
-        perm_mask: Any = None,
-        target_mapping: Any = None,
-        input_mask: Any = None,
+        perm_mask: ArrayLike | None = None,
+        target_mapping: ArrayLike | None = None,
+        input_mask: ArrayLike | None = None,
         **memory: Any,
     ) -> TwoStreamInput:
         """Check and pack a call; padding is kept for perm_mask and target_mapping, which have a column per token."""
@@ -98,7 +99,7 @@ class TwoStreamAdapter(RecurrentAdapter):
             inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
         return inputs
 
-    def _attention_mask(self, input_ids: Any, attention_mask: Any, input_mask: Any) -> Any:
+    def _attention_mask(self, input_ids: ArrayLike, attention_mask: ArrayLike | None, input_mask: Any) -> Any:
         """Return the attention_mask of a call; input_mask is the same with 0 and 1 exchanged."""
         if input_mask is None:
             return attention_mask
@@ -210,7 +211,7 @@ def _halves(relations: PassPositions, offsets: np.ndarray, longest: int, memory:
     return tuple(halves)
 
 
-def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> Any:
+def _mask(run: Pass, visible: np.ndarray | None, itself: np.ndarray | None) -> NativeArray | None:
     """Return the attention mask of keys that queries may attend to, including themselves; None for all."""
     if visible is None:
         return None
