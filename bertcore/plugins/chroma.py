@@ -16,6 +16,7 @@ from typing import Any
 from chromadb import Documents, EmbeddingFunction, Embeddings
 from chromadb.utils.embedding_functions import register_embedding_function
 
+from bertcore.arguments import check_strings
 from bertcore.plugins import opened
 from bertcore.tasks.long_texts import Cutting
 
@@ -33,10 +34,10 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
         self._encoder = opened(model)
 
     def __call__(self, input: Documents) -> Embeddings:
-        return list(self._encoder.encode_document(input, truncation=self._config["truncation"]))
+        return list(self._encoder.encode_document(check_strings("input", input), truncation=self._config["truncation"]))
 
     def embed_query(self, input: Documents) -> Embeddings:
-        return list(self._encoder.encode_query(input, truncation=self._config["truncation"]))
+        return list(self._encoder.encode_query(check_strings("input", input), truncation=self._config["truncation"]))
 
     @staticmethod
     def name() -> str:

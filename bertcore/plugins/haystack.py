@@ -88,10 +88,11 @@ class BertcoreDocumentEmbedder(_Embedder):
     @component.output_types(documents=list[Document])
     def run(self, documents: list[Document]) -> dict[str, Any]:
         """Return {"documents": copies with embeddings}. Raises TypeError for anything but Documents."""
+        if not isinstance(documents, Sequence) or isinstance(documents, str):
+            raise TypeError(f"documents is {type(documents).__name__}, expected a list of Documents")
         for number, document in enumerate(documents):
             if not isinstance(document, Document):
-                name = "documents" if isinstance(documents, str) else f"documents[{number}]"
-                raise TypeError(f"{name} is {type(document).__name__}, expected a list of Documents")
+                raise TypeError(f"documents[{number}] is {type(document).__name__}, expected a list of Documents")
         rows = self._embedded("encode_document", [self._text(document) for document in documents])
         pairs = zip(documents, rows, strict=True)
         return {"documents": [replace(document, embedding=row) for document, row in pairs]}

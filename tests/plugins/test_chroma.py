@@ -21,6 +21,8 @@ def test_embeddings(folder, encoder):
     assert function.get_config() == {"model": str(folder), "truncation": "warn"}
     assert function.default_space() == "cosine"
     assert function.validate_config(function.get_config()) is None
+    with pytest.raises(TypeError, match="input is 'the', expected a list of strings"):
+        function("the")
 
 
 @pytest.mark.parametrize(("config", "error", "message"), [

@@ -32,6 +32,8 @@ def test_embeddings(folder, encoder):
 def test_what_is_no_text_or_document(folder, name, given):
     with pytest.raises(TypeError, match=f"{name} is str, expected a list of Documents"):
         BertcoreDocumentEmbedder(folder).run(documents=given)
+    with pytest.raises(TypeError, match="documents is Document, expected a list of Documents"):
+        BertcoreDocumentEmbedder(folder).run(documents=haystack.Document())
     with pytest.raises(TypeError, match="text is list, expected a string"):
         BertcoreTextEmbedder(folder).run(text=["a"])
 
