@@ -10,7 +10,6 @@ import dataclasses
 import errno
 import importlib
 import inspect
-import itertools
 import math
 import os
 import re
@@ -72,7 +71,16 @@ SHARE = Kind(between(float, 0, 1), "a number from 0 to below 1", "SHARE")
 KINDS = {int: Kind(int, "an integer"), float: Kind(float, "a number", "X"), str: click.STRING}
 OLD = "old_"  # before the name of a position that is given by an option
 SEVERAL = "several words may follow the option"
+INPUTS = ("file", "inputs", "data", "eval", "corpus", "queries", "qrels")  # options that name files to read
 
+
+def _literal(text: str) -> str:
+    if text == "-":
+        raise ValueError(text)
+    return text
+
+
+Literal = Annotated[str, Kind(_literal, "a text: only files are read from standard input", "TEXT")]
 Positive = Annotated[int, POSITIVE]
 Number = Annotated[float, NUMBER]
 Above0 = Annotated[float, ABOVE_0]
@@ -109,8 +117,12 @@ class Command:
         """Check the options; CommandError, ValueError or TypeError for a wrong one."""
         named = vars(self)
         written = named.get("output") or named.get("out") or ""
-        files = [named.get(name) or () for name in ("file", "inputs", "data", "corpus")]
-        for read in itertools.chain.from_iterable([each] if isinstance(each, str) else each for each in files):
+        values = {name: named.get(name) or () for name in INPUTS}
+        files = [(name, read) for name, each in values.items() for read in ((each,) if isinstance(each, str) else each)]
+        if len(twice := [self._shown(name) for name, read in files if read == "-"]) > 1:
+            names = " and ".join(twice[:2])
+            raise CommandError(f"{names} are both standard input, expected a file for one of them")
+        for _, read in files:
             if os.path.isfile(written) and os.path.exists(read) and os.path.samefile(written, read):
                 raise CommandError(f"the output is {written}, which is an input, too; expected another file")
         given = {each.name for each in dataclasses.fields(self) if named[each.name] != each.default}

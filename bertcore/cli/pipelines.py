@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from bertcore.arguments import printable
 from bertcore.cli.inputs import PairsCommand, Reading, TextsCommand, Truncation, input_stream, model_folder
-from bertcore.cli.options import CommandError, File, Positive, Seed
+from bertcore.cli.options import CommandError, File, Literal, Positive, Seed
 from bertcore.cli.outputs import Output, aligned, output_stream
 
 STEPS = 50
@@ -106,7 +106,7 @@ class Answer(Pipeline):
 
     positions = ("model", "question", "file")
 
-    question: str
+    question: Literal
     top_k: Positive = 1
     max_answer_len: Positive | None = None
     no_answer: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 import bertcore
 from bertcore.cli.index import Corpus, dense_encoder, in_step, opened_index
 from bertcore.cli.inputs import Reading, TextsCommand, check_one_source, model_folder, texts_from
-from bertcore.cli.options import CommandError, File, Positive
+from bertcore.cli.options import CommandError, File, Literal, Positive
 from bertcore.cli.outputs import output_stream
 
 BLOCK_ROWS = 4096  # of the corpus, compared with the queries at once
@@ -50,7 +50,7 @@ class Search(Corpus):
     positions = ("model", "corpus", "query")
     apart = ("late sparse", "index late sparse")
 
-    query: str | None = None
+    query: Literal | None = None
     queries: File | None = None
     index: tuple[str, ...] = ()
     rescore_multiplier: Positive | None = None
@@ -70,7 +70,7 @@ class Search(Corpus):
         if (self.query is None) == (self.queries is None):
             is_none = self.query is None
             raise CommandError(f"QUERY and --queries are {'both missing' if is_none else 'both given'}, expected one")
-        if self.corpus in ("-", None) and not (self.text or self.index) and self.queries == "-":
+        if self.corpus is None and not (self.text or self.index) and self.queries == "-":
             raise CommandError("CORPUS and --queries are both standard input, expected a file for one of them")
 
     def run(self) -> None:
@@ -149,7 +149,7 @@ class Rerank(TextsCommand, Reading):
 
     positions = ("model", "query", "file")
 
-    query: str
+    query: Literal
     top_k: Positive | None = None
     json: bool = False
 
