@@ -93,7 +93,7 @@ def label_ticks(figure: Figure, axes: Iterable[Any], labels: Sequence[str], *, o
 
 
 @style()
-def save_figure(figure: Figure, target: str | os.PathLike | BinaryIO, kind: str | None = None) -> None:
+def save_figure(figure: Figure, target: str | os.PathLike[str] | BinaryIO, kind: str | None = None) -> None:
     """Write a figure as PNG or SVG; the same figure gives the same bytes.
 
     Args:

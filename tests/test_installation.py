@@ -182,6 +182,9 @@ def test_pyright_finds_nothing_in_what_a_user_writes(installed, tmp_path):
     command = (sys.executable, "-m", "pyright", "--project", tmp_path)
     assert "0 errors, 0 warnings" in run(*command, folder=tmp_path)
     lines = script.read_text().splitlines()
+    known = [line for line in lines if not re.search(r"kernels|attention|softmax|clip|optimizer\.step", line)]
+    script.write_text("\n".join(["# pyright: strict", *known]))  # without CuPy's arrays, which may not be here
+    assert "0 errors, 0 warnings" in run(*command, folder=tmp_path)
     script.write_text("\n".join([*lines, "SentenceEncoder(folder, no_such_argument=1)"]))
     refuses(AssertionError, '"no_such_argument"', run, *command, folder=tmp_path)
 

@@ -19,7 +19,8 @@ from bertcore import (
     value_and_grad,
 )
 from bertcore.kernels import attention, linear, prepare_weight, softmax
-from bertcore.training import AdamW, clip_grad_norm
+from bertcore.training import AdamW
+from bertcore.training import clip_grad_norm as clip
 from bertcore.training.metrics import accuracy
 from bertcore.training.objectives import MaskedLM
 
@@ -43,7 +44,7 @@ optimizer = AdamW(learner, lr=1e-3)
 schedule = get_scheduler("linear", optimizer, num_warmup_steps=1, num_training_steps=2)
 batch = {"input_ids": [[101, 103]], "labels": [[-100, 3000]]}
 out, grads = value_and_grad(learner)(**batch)
-clip_grad_norm(grads, 1.0)
+clip(grads, 1.0)
 optimizer.step(grads)
 schedule.step()
 print(out.loss, {name: gradient.shape for name, gradient in grads.items()})

@@ -37,7 +37,7 @@ def naming_config(source: object) -> Iterator[None]:
         raise CheckpointError(f"{source}: {error}") from error
 
 
-def read_config(folder: str | os.PathLike, name: str = CONFIG_NAME) -> dict[str, Any]:
+def read_config(folder: str | os.PathLike[str], name: str = CONFIG_NAME) -> dict[str, Any]:
     """Read the config.json of the model in `folder` (or beside a file of weights).
 
     Raises CheckpointError if the folder or its file `name` is missing, or the file is not a JSON object.

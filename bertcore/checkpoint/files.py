@@ -79,7 +79,7 @@ def listed(items: list[str]) -> str:
     return ", ".join(items[:10]) + rest
 
 
-def checkpoint_folder(path: str | os.PathLike) -> Path:
+def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     """Return the folder of the checkpoint at `path`: the folder itself, or the folder of a file of weights.
 
     Raises CheckpointError if `path` is neither.
@@ -171,7 +171,7 @@ def digest_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def made_folder(folder: str | os.PathLike) -> Path:
+def made_folder(folder: str | os.PathLike[str]) -> Path:
     """Make a folder unless it exists. Raises ValueError for an empty name, which would be the current folder."""
     if not os.fspath(folder):
         raise ValueError("folder is empty, expected the name of a folder ('.' for the current one)")

@@ -47,12 +47,12 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 def resolve(
-    name: str | os.PathLike,
+    name: str | os.PathLike[str],
     wanted: Wanted = "model",
     *,
     revision: str | None = None,
     token: str | bool | None = None,
-    cache_dir: str | os.PathLike | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False,
 ) -> Path:
     """Return the place of the checkpoint `name` on this machine, after fetching it from the hub if necessary.
@@ -113,7 +113,7 @@ def _file_of_model(path: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _is_hub_id(name: str | os.PathLike) -> bool:
+def _is_hub_id(name: str | os.PathLike[str]) -> bool:
     return (
         isinstance(name, str)
         and not os.path.lexists(name)

@@ -77,7 +77,7 @@ class Checkpoint(Mapping[str, np.ndarray]):
         return f"Checkpoint({str(self.source)!r}, {len(self)} tensors)"
 
 
-def open_checkpoint(path: str | os.PathLike) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open the weights at `path`: a folder, a file of weights, or the index of several files.
 
     In a folder the first of these is taken: model.safetensors; the shards in model.safetensors.index.json;
@@ -298,7 +298,7 @@ class PeftCheckpoint(Checkpoint):
 
 
 def save_checkpoint(
-    folder: str | os.PathLike,
+    folder: str | os.PathLike[str],
     config: Mapping[str, Any],
     parameters: Mapping[str, np.ndarray],
     *,

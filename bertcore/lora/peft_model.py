@@ -71,7 +71,7 @@ class PeftModel(Block):
         self._was_frozen = {parameter: parameter.is_frozen for parameter in model.parameters()}
 
     @classmethod
-    def from_pretrained(cls, model: Model, folder: str | os.PathLike, *, is_trainable: bool = False) -> Self:
+    def from_pretrained(cls, model: Model, folder: str | os.PathLike[str], *, is_trainable: bool = False) -> Self:
         """Return `model` with the adapters that PEFT or `save_pretrained` wrote into `folder`.
 
         Args:
@@ -179,7 +179,7 @@ class PeftModel(Block):
                 raise ValueError(f"arrays[{name!r}] has shape {arrays[name].shape}, expected {shape}")
         self._fill(arrays)
 
-    def load_weights(self, folder: str | os.PathLike) -> None:
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Replace the trained tensors by those that `save_pretrained`, or PEFT, wrote into `folder`.
 
         Raises CheckpointError, a ValueError, for tensors that are missing, unknown or do not fit; nothing is replaced.
@@ -200,7 +200,7 @@ class PeftModel(Block):
         except ValueError as error:
             raise checkpoint.CheckpointError(f"{tensors.source}: {error}") from error
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write adapter_config.json and adapter_model.safetensors, which PEFT loads, too, if it knows the model.
 
         The base model is not written: `get_base_model().save_pretrained` does that, without adapters.

@@ -33,7 +33,7 @@ class AutoConfig:
     """Read a model's config without its weights; see `from_pretrained`."""
 
     @staticmethod
-    def from_pretrained(name: str | os.PathLike, **hub: Any) -> Config:
+    def from_pretrained(name: str | os.PathLike[str], **hub: Any) -> Config:
         """Return the config of the model in a folder, of a preset, or of an id on the Hugging Face hub.
 
         A preset's name means the preset unless a folder of that name exists or a hub option (revision, token,

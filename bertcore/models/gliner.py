@@ -375,7 +375,7 @@ class GLiNERModel(WithEncoder):
         self.labels = MLP("prompt_rep_layer", widths, self.gliner.dropout) if spans else None
 
     @classmethod
-    def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
+    def _read_config(cls, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Return gliner_config.json including the encoder's config, which the file may only name."""
         config = checkpoint.read_config(folder, CONFIG_NAME)
         with naming_config(folder):
@@ -412,7 +412,7 @@ class GLiNERModel(WithEncoder):
         return GLiNEROutput(logits=self.head(run, words, labels, layout), traced=encoded.traced)
 
 
-def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
+def table_rows(folder: str | os.PathLike[str], prefix: str) -> int | None:
     """Return the number of rows of the word embeddings in a weights file."""
     found = checkpoint.open_checkpoint(folder).info
     return next(
@@ -420,7 +420,7 @@ def table_rows(folder: str | os.PathLike, prefix: str) -> int | None:
     )
 
 
-def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike) -> dict[str, Any]:
+def with_encoder(config: Mapping[str, Any], folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the config of the GLiNER model in `folder` with the config of its encoder.
 
     If it is missing, `model_name` is a preset, a preset's id on the hub, a folder or another id; a missing vocabulary

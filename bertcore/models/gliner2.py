@@ -151,7 +151,7 @@ class GLiNER2Model(WithEncoder):
         self.counted = _Counted(width, read.choice("counting_layer", COUNTING[0], *COUNTING))
 
     @classmethod
-    def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
+    def _read_config(cls, folder: str | os.PathLike[str]) -> dict[str, Any]:
         """Return config.json with encoder_config/config.json inside."""
         config = dict(checkpoint.read_config(folder))
         if os.path.isdir(os.path.join(folder, ENCODER_CONFIG)):

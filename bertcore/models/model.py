@@ -86,13 +86,13 @@ class Model(NamedParameters):
     @classmethod
     def from_pretrained(
         cls,
-        folder: str | os.PathLike,
+        folder: str | os.PathLike[str],
         *,
         dtype: DType | None = None,
         task: str | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         local_files_only: bool = False,
         **options: Any,
     ) -> Self:
@@ -152,7 +152,7 @@ class Model(NamedParameters):
         return model
 
     @classmethod
-    def _read_config(cls, folder: str | os.PathLike) -> dict[str, Any]:
+    def _read_config(cls, folder: str | os.PathLike[str]) -> dict[str, Any]:
         return checkpoint.read_config(folder)
 
     @classmethod
@@ -303,7 +303,7 @@ class Model(NamedParameters):
         self.passes += 1
         return replace(run, seeds=Seeds(mixed_seed(self._dropout_seed, self.passes)))
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write config.json and model.safetensors; bertcore and transformers load them back to the same outputs.
 
         The config uses transformers' present spelling, whatever spelling was read; an adapter is merged into the

@@ -79,7 +79,7 @@ class NamedParameters(Block):
             for parameter in self.parameters():
                 parameter.fill({name: np.array(arrays[name]) for name in parameter.names}, parameter.precision)
 
-    def load_weights(self, folder: str | os.PathLike) -> None:
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Load the parameter values that `save_pretrained` wrote into `folder`.
 
         Raises CheckpointError, a ValueError, if they belong to another model; nothing is replaced then.
@@ -90,7 +90,7 @@ class NamedParameters(Block):
             raise checkpoint.CheckpointError(f"{folder} belongs to another model: it has no {missing[0]}")
         self.load_state_dict({name: stored[name] for name in self.expected_tensors()})
 
-    def _stored(self, folder: str | os.PathLike) -> Mapping[str, np.ndarray]:
+    def _stored(self, folder: str | os.PathLike[str]) -> Mapping[str, np.ndarray]:
         """Return the tensors that `save_pretrained` wrote, by the names of the parameters."""
         return checkpoint.open_checkpoint(folder)
 

@@ -44,7 +44,7 @@ class AutoModelForPreTraining(ModelWithHeads):
     _architecture = "ForPreTraining"
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, **options: Any) -> Model:
+    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> Model:
         kind = cls
         if cls is AutoModelForPreTraining:
             is_id = isinstance(folder, str) and not os.path.lexists(folder)
@@ -93,7 +93,7 @@ class AutoModelForPreTraining(ModelWithHeads):
         return (AutoModelForMaskedLM if "masked_lm" in specs else AutoModelForCausalLM).class_for_config(config)
 
 
-def _has_discriminator(known: Preset | None, folder: str | os.PathLike) -> bool:
+def _has_discriminator(known: Preset | None, folder: str | os.PathLike[str]) -> bool:
     """Return whether a preset, or the checkpoint in a folder, is a discriminator."""
     if known is not None:
         return "replaced_tokens" in known.pretraining_heads

@@ -162,7 +162,7 @@ class ReplacedTokenModel(NamedParameters):
         return cls(first, second, embeddings=embeddings)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, dtype: DType = "float32") -> Self:
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, dtype: DType = "float32") -> Self:
         """Load a model that `save_pretrained` wrote.
 
         Raises CheckpointError (a ValueError) if something in the folder is missing or wrong.
@@ -175,7 +175,7 @@ class ReplacedTokenModel(NamedParameters):
         model.load_weights(folder)  # restores digits lost by rounding the difference
         return model
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write generator/ and discriminator/, and the state needed to continue training.
 
         bertcore and transformers can load each folder as a separate model.
@@ -191,7 +191,7 @@ class ReplacedTokenModel(NamedParameters):
                 checkpoint.save_checkpoint(new / part, model.config_to_save(), arrays)
             (new / SETTINGS).write_text(json.dumps({"embeddings": self.embeddings}) + "\n", encoding="utf-8")
 
-    def _stored(self, folder: str | os.PathLike) -> dict[str, Any]:
+    def _stored(self, folder: str | os.PathLike[str]) -> dict[str, Any]:
         folder = Path(folder)
         with locked(folder, shared=True):
             _read_embeddings(folder, (self.embeddings,))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 
-def opened(model: str | os.PathLike | SentenceEncoder, **options: Any) -> SentenceEncoder:
+def opened(model: str | os.PathLike[str] | SentenceEncoder, **options: Any) -> SentenceEncoder:
     """Return `model` if it is a SentenceEncoder, otherwise the encoder of that folder or Hugging Face hub id."""
     from bertcore.tasks.sentence_encoder import SentenceEncoder
 

@@ -29,7 +29,7 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
     `truncation` is as for `SentenceEncoder.encode`.
     """
 
-    def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn"):
+    def __init__(self, model: str | os.PathLike[str], truncation: str | bool = "warn"):
         self._config = {"model": os.fspath(model), "truncation": truncation}
         self._encoder = opened(model)
 

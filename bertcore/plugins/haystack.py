@@ -25,7 +25,7 @@ from bertcore.tasks.texts import checked_text
 class _Embedder:
     """Serialisable settings, and an encoder loaded at first use."""
 
-    def _keep(self, model: str | os.PathLike, prefix: str, suffix: str, **settings: Any) -> None:
+    def _keep(self, model: str | os.PathLike[str], prefix: str, suffix: str, **settings: Any) -> None:
         self._settings: dict[str, Any] = {"model": os.fspath(model), "prefix": prefix, "suffix": suffix, **settings}
         self._encoder: SentenceEncoder | None = None
 
@@ -57,7 +57,9 @@ class BertcoreTextEmbedder(_Embedder):
     comes before the query, in place of the model's prompt, and `suffix` after it.
     """
 
-    def __init__(self, model: str | os.PathLike, truncation: str | bool = "warn", prefix: str = "", suffix: str = ""):
+    def __init__(
+        self, model: str | os.PathLike[str], truncation: str | bool = "warn", prefix: str = "", suffix: str = ""
+    ):
         self._keep(model, prefix, suffix, truncation=truncation)
 
     @component.output_types(embedding=list[float])
@@ -79,7 +81,7 @@ class BertcoreDocumentEmbedder(_Embedder):
     """
 
     def __init__(
-        self, model: str | os.PathLike, truncation: str | bool = "warn", meta_fields_to_embed: Sequence[str] = (),
+        self, model: str | os.PathLike[str], truncation: str | bool = "warn", meta_fields_to_embed: Sequence[str] = (),
         embedding_separator: str = "\n", prefix: str = "", suffix: str = "",
     ):  # fmt: skip
         parts = {"meta_fields_to_embed": check_strings("meta_fields_to_embed", meta_fields_to_embed)}

@@ -26,7 +26,7 @@ class BertcoreEmbeddings(Embeddings):
     SentenceEncoder; `options` are options of `SentenceEncoder.encode`: normalize_embeddings, truncation, ...
     """
 
-    def __init__(self, model: str | os.PathLike | SentenceEncoder, **options: Any):
+    def __init__(self, model: str | os.PathLike[str] | SentenceEncoder, **options: Any):
         self.encoder, self._options = opened(model), options
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

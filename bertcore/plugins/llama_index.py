@@ -29,7 +29,7 @@ class BertcoreEmbedding(BaseEmbedding):
     truncation: str | bool = "warn"
     _encoder: SentenceEncoder = PrivateAttr()
 
-    def __init__(self, model_name: str | os.PathLike, truncation: str | bool = "warn", **settings: Any):
+    def __init__(self, model_name: str | os.PathLike[str], truncation: str | bool = "warn", **settings: Any):
         super().__init__(model_name=os.fspath(model_name), truncation=truncation, **settings)
         self._encoder = opened(self.model_name)
 

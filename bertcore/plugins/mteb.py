@@ -35,7 +35,7 @@ class MTEBEncoder:
     """
 
     def __init__(
-        self, model: str | os.PathLike, revision: str | None = None, *, device: str | None = None,
+        self, model: str | os.PathLike[str], revision: str | None = None, *, device: str | None = None,
         truncation: Cutting = True, **options: Any,
     ):  # fmt: skip
         self.encoder = opened(model, revision=revision, device=device, **options)

@@ -36,7 +36,7 @@ class BatchEmbedder:
 
     def __init__(
         self,
-        model: str | os.PathLike,
+        model: str | os.PathLike[str],
         *,
         text_column: str = "text",
         embedding_column: str = "embedding",

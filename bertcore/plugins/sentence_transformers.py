@@ -37,7 +37,7 @@ class EncoderModule(InputModule):
 
     save_in_root = False  # the folder has its own modules.json
 
-    def __init__(self, folder: str | os.PathLike, **options: Any):
+    def __init__(self, folder: str | os.PathLike[str], **options: Any):
         super().__init__()
         self.encoder = SentenceEncoder(folder, **options)
 

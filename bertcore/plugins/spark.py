@@ -26,7 +26,7 @@ except ImportError as error:
     raise ImportError(f'{error.name} is not installed: pip install "bertcore[spark]"') from error
 
 
-def embedding_udf(model: str | os.PathLike, *, batch_size: int = 1024, **options: Any) -> Callable[..., Any]:
+def embedding_udf(model: str | os.PathLike[str], *, batch_size: int = 1024, **options: Any) -> Callable[..., Any]:
     """Return a function from a column of texts to a column of embeddings, arrays of float32.
 
     On the numba backend a text has the same embedding, bit for bit, in every batch, task and process. A null or a

@@ -73,7 +73,7 @@ LISTS: dict[str, rq.Endpoint] = {
 
 
 def create_app(
-    models: Sequence[str | os.PathLike], settings: ServerSettings | None = None, *, dtype: str | None = None
+    models: Sequence[str | os.PathLike[str]], settings: ServerSettings | None = None, *, dtype: str | None = None
 ) -> Starlette:
     """Make an ASGI application that serves these models, with weights of this dtype.
 
@@ -142,7 +142,7 @@ class Origins(CORSMiddleware):
         return response
 
 
-def _load(name: str | os.PathLike, dtype: str | None) -> ServedModel:
+def _load(name: str | os.PathLike[str], dtype: str | None) -> ServedModel:
     folder = demo_model_folder() if name == "demo" else resolve(name, "sentence_encoder")
     with copied():
         return ServedModel(folder, Path(os.fspath(name)).name or Path(folder).resolve().name, dtype=dtype)

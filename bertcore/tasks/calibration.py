@@ -209,7 +209,7 @@ def calibration_as_json(calibration: Calibration, labels: Sequence[str]) -> dict
     return {"method": "isotonic", "labels": list(labels), "functions": functions}
 
 
-def read_calibration(file: str | os.PathLike, labels: Sequence[str]) -> Calibration:
+def read_calibration(file: str | os.PathLike[str], labels: Sequence[str]) -> Calibration:
     """Read a calibration for a model with these classes, in this order.
 
     Raises:

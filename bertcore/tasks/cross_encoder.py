@@ -81,7 +81,7 @@ class CrossEncoder(Encoder):
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        model_name_or_path: str | os.PathLike,
+        model_name_or_path: str | os.PathLike[str],
         num_labels: int | None = None,
         *,
         dtype: DType | None = None,

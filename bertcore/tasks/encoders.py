@@ -93,7 +93,7 @@ class EncoderOptions(TypedDict, total=False):
     device: str | None
     prompts: Mapping[str, str] | None
     default_prompt_name: str | None
-    cache_folder: str | os.PathLike | None
+    cache_folder: str | os.PathLike[str] | None
     revision: str | None
     token: str | bool | None
     local_files_only: bool
@@ -148,7 +148,7 @@ class Encoder:
     _arguments: dict[str, Any]  # to construct the same encoder in another process
     _method: ClassVar[str] = "encode"
 
-    def _open(self, model_name_or_path: str | os.PathLike, kind: str, options: EncoderOptions, **own: Any) -> Path:
+    def _open(self, model_name_or_path: str | os.PathLike[str], kind: str, options: EncoderOptions, **own: Any) -> Path:
         """Find the folder of a `kind` of encoder and apply `options`; `own` are the encoder's other arguments."""
         hub: dict[str, Any] = {
             name: options[name] for name in ("revision", "token", "local_files_only") if name in options
@@ -241,7 +241,7 @@ class Encoder:
         """Return the encoder as it is: it computes without dropout."""
         return self
 
-    def save_pretrained(self, path: str | os.PathLike, *, safe_serialization: bool = True) -> None:
+    def save_pretrained(self, path: str | os.PathLike[str], *, safe_serialization: bool = True) -> None:
         """Write the encoder into the folder `path`, in a form that sentence-transformers and this class load.
 
         Published modules are copied; weights, tokenizer, prompts, lengths and dimensions are written as they are now.
@@ -312,7 +312,7 @@ class Encoder:
         private: bool | None = None,
         *,
         commit_message: str | None = None,
-        local_model_path: str | os.PathLike | None = None,
+        local_model_path: str | os.PathLike[str] | None = None,
         revision: str | None = None,
         create_pr: bool = False,
     ) -> str:

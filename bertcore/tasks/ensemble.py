@@ -59,7 +59,7 @@ class Ensemble:
         self.labels = [self.members[0].id2label[index] for index in sorted(self.members[0].id2label)]
 
     @classmethod
-    def from_pretrained(cls, folders: Sequence[str | os.PathLike], *, vote: str = "soft", weights: Any = None,
+    def from_pretrained(cls, folders: Sequence[str | os.PathLike[str]], *, vote: str = "soft", weights: Any = None,
                         **options: Any) -> Self:  # fmt: skip
         """Load an ensemble from checkpoints; `options` as for `pipeline`."""
         return cls([pipeline("text-classification", each, **options) for each in folders], vote=vote, weights=weights)

@@ -51,8 +51,9 @@ class Extractor(TextReader):
 
     @classmethod
     def from_pretrained(
-        cls, model_id: str | os.PathLike, *, dtype: DType | None = None, revision: str | None = None,
-        token: str | bool | None = None, cache_dir: str | os.PathLike | None = None, local_files_only: bool = False,
+        cls, model_id: str | os.PathLike[str], *, dtype: DType | None = None, revision: str | None = None,
+        token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None,
+        local_files_only: bool = False,
     ) -> Self:  # fmt: skip
         """Load a published model: gliner_config.json or config.json, the weights and a tokenizer.
 
@@ -83,7 +84,7 @@ class Extractor(TextReader):
         if len(self.tokenizer) > (most := self.model.spec.vocab_size):
             raise ValueError(f"tokenizer has {len(self.tokenizer)} tokens, expected at most {most}")
 
-    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """Write the model and its tokenizer into a folder, from which the package gliner loads them, too."""
         folder = made_folder(save_directory)
         self.model.save_pretrained(folder)

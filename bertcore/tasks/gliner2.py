@@ -86,7 +86,7 @@ class GLiNER2(Extractor):
     def _loaded(cls, folder: Path, dtype: DType | None, hub: Mapping[str, Any]) -> tuple[GLiNER2Model, Any]:
         return GLiNER2Model.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
 
-    def save_pretrained(self, save_directory: str | os.PathLike) -> None:
+    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
         """Write the model and its tokenizer into a folder, from which the package gliner2 loads them, too."""
         super().save_pretrained(save_directory)
         folder = Path(save_directory)

@@ -64,7 +64,7 @@ class VectorIndex:
     for unknown versions and settings. Nothing in the folder is run or unpickled.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
         if not self.folder.is_dir():
             what = "is a file" if self.folder.exists() else "does not exist"
@@ -131,7 +131,7 @@ class VectorIndex:
     @classmethod
     def build(
         cls,
-        folder: str | os.PathLike,
+        folder: str | os.PathLike[str],
         embeddings: Any,
         *,
         ids: Iterable[int] | None = None,

@@ -38,7 +38,7 @@ ENCODERS: dict[str, Any] = {
 }
 
 
-def kind_of(folder: str | os.PathLike) -> str:
+def kind_of(folder: str | os.PathLike[str]) -> str:
     """Return the kind of the model in `folder`, a name of ENCODERS, by its modules.json or its config."""
     folder = opened_folder(folder, "model")
     if is_late(folder):
@@ -58,7 +58,7 @@ def read_encoder_settings(folder: Any) -> Any:
     return read_late_settings(folder) if is_late(opened_folder(folder, "model")) else read_settings(folder)
 
 
-def load_encoder(folder: str | os.PathLike, **options: Any) -> Any:
+def load_encoder(folder: str | os.PathLike[str], **options: Any) -> Any:
     """Open a folder as the encoder it holds: a SentenceEncoder, MultiVectorEncoder, SparseEncoder or CrossEncoder.
 
     Options and errors are those of the class.

@@ -34,8 +34,8 @@ SEQUENCE = 1_000_000  # "seq_length" of Model2Vec's files: any
 
 
 def distill_static(
-    model: SentenceEncoder | str | os.PathLike,
-    folder: str | os.PathLike,
+    model: SentenceEncoder | str | os.PathLike[str],
+    folder: str | os.PathLike[str],
     *,
     vocabulary: Sequence[str] | None = None,
     pca_dims: int | float | Literal["auto"] | None = 256,
@@ -144,7 +144,7 @@ class StaticModelPipeline:
             raise ValueError(f"classes is {classes!r:.80}, expected {wanted}")
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike) -> "StaticModelPipeline":
+    def from_pretrained(cls, folder: str | os.PathLike[str]) -> "StaticModelPipeline":
         """Load a folder that Model2Vec or `save_pretrained` has written, or an id on the hub.
 
         Raises CheckpointError for invalid files, and for the older pipeline.skops, which may hold code.
@@ -214,7 +214,7 @@ class StaticModelPipeline:
             rows = (np.maximum(rows, 0) if number else rows) @ weight.T + bias
         return rows
 
-    def save_pretrained(self, folder: str | os.PathLike) -> None:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the folder, which Model2Vec's StaticModelPipeline and, for embeddings alone, `SentenceEncoder` load."""
         model, classes = self.model, None if self.classes_ is None else self.classes_.tolist()
         length = model.max_seq_length

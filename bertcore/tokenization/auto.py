@@ -19,11 +19,11 @@ class AutoTokenizer:
 
     @staticmethod
     def from_pretrained(
-        folder: str | os.PathLike,
+        folder: str | os.PathLike[str],
         *,
         revision: str | None = None,
         token: str | bool | None = None,
-        cache_dir: str | os.PathLike | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         local_files_only: bool = False,
         **settings: Any,
     ) -> Tokenizer:

@@ -24,7 +24,7 @@ class TokenSpan(NamedTuple):
     end: int
 
 
-class BatchEncoding(dict):
+class BatchEncoding(dict[str, Any]):
     """Token ids and other columns by name: a dict of lists, or of NumPy arrays; `batch.input_ids` works too.
 
     One text gives flat lists, a list of texts lists of lists. `encodings` has one entry of the tokenizers library for
@@ -33,11 +33,11 @@ class BatchEncoding(dict):
     word or character of text, 1 for one of text_pair. They return None if nothing corresponds.
     """
 
-    def __init__(self, values: Mapping[str, Any], encodings: list):
+    def __init__(self, values: Mapping[str, Any], encodings: list[Any]):
         super().__init__(values)
         self.encodings = encodings
 
-    def __getitem__(self, name):
+    def __getitem__(self, name: str | int) -> Any:
         return self.encodings[name] if isinstance(name, int) else super().__getitem__(name)
 
     def __getattr__(self, name: str) -> Any:

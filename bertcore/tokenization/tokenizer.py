@@ -197,7 +197,7 @@ class Tokenizer(Vocabulary):
             return BatchEncoding(as_arrays(columns), [])
         return BatchEncoding({name: rows[0] for name, rows in columns.items()} if single else columns, [])
 
-    def save_pretrained(self, folder: str | os.PathLike) -> tuple[str, ...]:
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> tuple[str, ...]:
         """Write tokenizer.json and tokenizer_config.json into `folder`, which is made if it does not exist.
 
         bertcore and transformers load both back to the same tokenizer. Returns the names of the files; raises OSError

@@ -81,7 +81,7 @@ class TrainingArguments:
         TypeError, ValueError: for a wrong setting; the message names it and the expected values.
     """
 
-    output_dir: str | os.PathLike
+    output_dir: str | os.PathLike[str]
     _: KW_ONLY
     per_device_train_batch_size: int = 8
     per_device_eval_batch_size: int = 8

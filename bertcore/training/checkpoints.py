@@ -37,12 +37,12 @@ class NotSaved(OSError):
     """A checkpoint could not be written; the message names the last whole one."""
 
 
-def checkpoint_folder(output_dir: str | os.PathLike, step: int) -> Path:
+def checkpoint_folder(output_dir: str | os.PathLike[str], step: int) -> Path:
     """Return the folder of a step's checkpoint."""
     return Path(output_dir) / f"checkpoint-{step}"
 
 
-def checkpoints_in(output_dir: str | os.PathLike) -> list[Path]:
+def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[Path]:
     """Return the checkpoints of a run, the latest last."""
     folder = Path(output_dir)
     found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)] if folder.is_dir() else []
@@ -70,7 +70,7 @@ def check_whole(folder: Path) -> None:
     TrainerState.load_from_json(folder / STATE)
 
 
-def latest_checkpoint(output_dir: str | os.PathLike) -> Path | None:
+def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Return a run's latest undamaged checkpoint, with a warning if later ones are damaged; None without any.
 
     Raises:
@@ -141,7 +141,9 @@ def remove_checkpoint(folder: Path) -> None:
         replace(folder, gone)
 
 
-def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterable[str | os.PathLike]) -> None:
+def remove_beyond(
+    output_dir: str | os.PathLike[str], limit: int | None, kept: Iterable[str | os.PathLike[str]]
+) -> None:
     """Remove the earliest checkpoints until `limit` are left, but none of `kept`.
 
     `kept` has the best one and the one just written, which is not the last after a return to an earlier step.
@@ -154,7 +156,7 @@ def remove_beyond(output_dir: str | os.PathLike, limit: int | None, kept: Iterab
         remove_checkpoint(folder)
 
 
-def recover_checkpoints(output_dir: str | os.PathLike) -> None:
+def recover_checkpoints(output_dir: str | os.PathLike[str]) -> None:
     """Remove partial checkpoints of killed processes, and put back whole ones that they had set aside."""
     folder = Path(output_dir)
     for path in list(folder.iterdir()) if folder.is_dir() else ():

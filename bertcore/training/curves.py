@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from bertcore.drawing import BLUE, GREY, ORANGE, listed, new_figure, style
 
 DRAWN = ("step", "loss", "eval_loss", "learning_rate")
-Log = str | os.PathLike | Iterable[Mapping[str, Any]]
+Log = str | os.PathLike[str] | Iterable[Mapping[str, Any]]
 
 
 @style()

@@ -109,7 +109,7 @@ class Trainer:
         self.callbacks = Callbacks([*reports, *(callbacks or ())], **details, processing_class=processing_class)
         self.state, self.control = TrainerState(), TrainerControl()
 
-    def train(self, resume_from_checkpoint: bool | str | os.PathLike | None = None) -> TrainOutput:
+    def train(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None = None) -> TrainOutput:
         """Train for the epochs, steps or seconds of the arguments.
 
         Ctrl-C and SIGTERM take effect after the current step, once a checkpoint is written; a second one at once.
@@ -173,7 +173,7 @@ class Trainer:
         metrics, kept = self._evaluated(test_dataset, metric_key_prefix, keep=True)
         return PredictionOutput(*(kept or (None, None)), metrics)
 
-    def save_model(self, output_dir: str | os.PathLike | None = None) -> None:
+    def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the model and the tokenizer to a folder, by default that of the run.
 
         Of several processes the first writes; the others do not wait for it.
@@ -248,7 +248,7 @@ class Trainer:
         made = self.objective.collator(self.processing_class, seed=self.args.seed)
         return made or DataCollatorWithPadding(self.processing_class)
 
-    def _start(self, resume: bool | str | os.PathLike | None) -> Path | None:
+    def _start(self, resume: bool | str | os.PathLike[str] | None) -> Path | None:
         """Return the checkpoint to start from; the run's folder is created or cleaned."""
         recover_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)

@@ -315,6 +315,7 @@ def test_files_and_states_that_do_not_fit_change_nothing(tmp_path, damage):
 
 
 @pytest.mark.parametrize("changes, error", [
+    ({"target_modules": None}, "no target_modules"),
     ({"use_dora": True}, "asks for options that are not supported: use_dora"),
     ({"rank_pattern": {"query": 4}}, r"arrays\['.*query.lora_A.weight'\] has shape \(3, 39\), expected \(4, 39\)"),
     ({"bias": "all"}, "'bert.embeddings.LayerNorm.bias' is missing"),

@@ -47,7 +47,7 @@ class Evaluator:
         self.primary_metric: str | None = None
 
     def __call__(
-        self, model: Any, output_path: str | os.PathLike | None = None, epoch: int = -1, steps: int = -1
+        self, model: Any, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
     ) -> Metrics:
         """Return the metrics of an encoder by name.
 
@@ -105,7 +105,7 @@ class SequentialEvaluator(Evaluator):
         self.evaluators, self.main_score_function = list(evaluators), main_score_function
 
     def __call__(
-        self, model: Any, output_path: str | os.PathLike | None = None, epoch: int = -1, steps: int = -1
+        self, model: Any, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
     ) -> Metrics:
         """Return the metrics of all evaluators, each called with these arguments."""
         results, scores = {}, []

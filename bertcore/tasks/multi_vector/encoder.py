@@ -108,7 +108,7 @@ class MultiVectorEncoder(PromptedReader):
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        model_name_or_path: str | os.PathLike,
+        model_name_or_path: str | os.PathLike[str],
         *,
         dtype: DType | None = None,
         max_seq_length: int | None = None,

@@ -142,7 +142,7 @@ class Pipeline:
         return f"<{type(self).__name__} of {self.model!r}>"
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: DType | None = None,
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Any = None, dtype: DType | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
         """Load the pipeline of a checkpoint.
 

@@ -258,7 +258,7 @@ class ZeroShotNerPipeline(Pipeline):
         self.gliner = (GLiNER2 if isinstance(model, GLiNER2Model) else GLiNER)(model, tokenizer)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike, *, tokenizer: Any = None, dtype: DType | None = None,
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Any = None, dtype: DType | None = None,
                         hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
         found = resolve(folder, "gliner", **(hub or {}))
         loaded = (GLiNER2 if is_gliner2(found) else GLiNER).from_pretrained(found, dtype=dtype, **(hub or {}))

@@ -89,7 +89,7 @@ class SentenceEncoder(PromptedReader):
     @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
-        model_name_or_path: str | os.PathLike,
+        model_name_or_path: str | os.PathLike[str],
         *,
         dtype: DType | None = None,
         task: str | None = None,

@@ -171,7 +171,7 @@ def _read_whole(folder: Path) -> dict[str, Any]:
 
 
 def save_sentence_encoder(
-    folder: str | os.PathLike,
+    folder: str | os.PathLike[str],
     model: Any,
     tokenizer: Any,
     *,

@@ -78,7 +78,11 @@ class Records:
     """
 
     def __init__(
-        self, paths: str | os.PathLike | Sequence[str | os.PathLike], *, on_malformed: str = "error", raw: bool = False
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        on_malformed: str = "error",
+        raw: bool = False,
     ):
         if on_malformed not in ("error", "skip"):
             raise ValueError(f"on_malformed is {on_malformed!r}, expected 'error' or 'skip'")
@@ -335,7 +339,7 @@ def _opened(file: str | Path) -> Any:
     return gzip.open(file, "rb") if str(file).endswith(".gz") else open(file, "rb")
 
 
-def _files(path: str | os.PathLike) -> list[str | Path]:
+def _files(path: str | os.PathLike[str]) -> list[str | Path]:
     """Return the files that a path stands for: itself, or all files of a folder, sorted by name."""
     if path == STDIN:
         return [STDIN]

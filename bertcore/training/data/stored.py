@@ -37,7 +37,7 @@ class StoredExamples:
         ValueError: for damaged files.
     """
 
-    def __init__(self, folder: str | os.PathLike):
+    def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
         try:
             index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
@@ -73,7 +73,7 @@ class Subset:
 
 
 def store_examples(
-    folder: str | os.PathLike, examples: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = None
+    folder: str | os.PathLike[str], examples: Iterable[Mapping[str, Any]], facts: Mapping[str, Any] | None = None
 ) -> StoredExamples:
     """Write examples to a new folder, which appears once all are written. Memory use is bounded.
 
