@@ -1,7 +1,10 @@
 """MultiVectorEncoder beside sentence-transformers' own, on random models of each format."""
 
+import json
+
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from bertcore import MultiVectorEncoder, use_backend
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
@@ -56,3 +59,29 @@ def test_vectors_and_scores(tmp_path, case):
         np.testing.assert_allclose(pairs, np.diag(expected), rtol=1e-5, atol=1e-5)
         assert other.similarity_fn_name == ours.similarity_fn_name
     assert len(ours) >= 1 and ours.embedding_dimension == found["encode"][0].shape[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", [name for name in CASES if name.startswith("pylate")])
+def test_vectors_equal_those_of_pylate(tmp_path, monkeypatch, case):
+    """Its parts are put together here, as it reads folders with sentence-transformers 5 only."""
+    import torch
+
+    models = pytest.importorskip("pylate.models", exc_type=ImportError)
+    monkeypatch.setattr(models.ColBERT, "_text_length", staticmethod(len), raising=False)  # a method of version 5
+    save, options = CASES[case]
+    folder = save(tmp_path, **options)
+    weights = {name: torch.from_numpy(array) for name, array in load_file(folder / "1_Dense/model.safetensors").items()}
+    width = weights["linear.weight"].shape[::-1]
+    dense = models.Dense(*width, bias="linear.bias" in weights, activation_function=torch.nn.Identity())
+    dense.load_state_dict(weights)
+    config = json.loads((folder / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    given = {
+        name: config[name] for name in config if name.split("_")[0] in ("query", "document", "attend", "skiplist", "do")
+    }
+    body = sentence_transformers.sentence_transformer.modules.Transformer(str(folder))
+    peer, ours = models.ColBERT(modules=[body, dense], device="cpu", **given), MultiVectorEncoder(folder)
+    texts = ["the cat sat", "the", "paris . the cat . sat", "the cat sat on a mat . " * 8]  # words that are known
+    for is_query, encode in ((True, ours.encode_query), (False, ours.encode_document)):
+        for found, expected in zip(encode(texts), peer.encode(texts, is_query=is_query), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
