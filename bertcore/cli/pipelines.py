@@ -156,6 +156,8 @@ class Classify(PairsCommand, Pipeline):
     A model of relations or of types of entities (`bertcore finetune --task relation-extraction`) takes JSON lines:
     {"text": "Ada was born in London", "spans": [[0, 3], [16, 22]]}.
 
+    A folder of Model2Vec's StaticModelPipeline (static embeddings with a head) classifies single texts.
+
     A line of output is a text's class and its probability; --json has transformers' form, and the shares of all classes
     for an ensemble.
 
@@ -196,6 +198,9 @@ class Classify(PairsCommand, Pipeline):
             self.answer("zero-shot-classification", _zero_shot, **options)
             return
         folders = [model_folder(name) for name in (self.model, *self.ensemble)]
+        if (folders[0] / "head.safetensors").is_file():
+            self._classify_by_static(folders[0])
+            return
         task = entity_task(folders[0])
         if task in ("entity-classification", "relation-extraction"):
             if self.pairs or self.text_pair or self.ensemble or self.calibration is not None or self.merge:
@@ -208,6 +213,26 @@ class Classify(PairsCommand, Pipeline):
         else:
             options = self.given("merge") | {"top_k": self.top_k or 1}
             self.write_answers(lambda: self._classifier(folders[0]), _classes, **options)
+
+    def _classify_by_static(self, folder: Path) -> None:
+        """Classify by static embeddings with a head, as Model2Vec saves them."""
+        if (
+            self.pairs
+            or self.text_pair
+            or self.ensemble
+            or self.calibration is not None
+            or self.dtype
+            or self.max_length
+            or self.stride
+        ):
+            wrong = "--pairs, --text-pair, --ensemble, --calibration, --dtype, --max-length or --stride is given"
+            raise CommandError(f"{wrong}, which {self.model}, static embeddings with a head, has no use for")
+        from bertcore.tasks.static import StaticModelPipeline
+
+        options = self.reading_options() | ({} if self.merge is None else {"merge": self.merge})
+        options |= {"show_progress_bar": False}
+        load = functools.partial(StaticModelPipeline.from_pretrained, folder)
+        self.write_answers(lambda: load().answers, _classes, top_k=self.top_k or 1, **options)
 
     def _classifier(self, folder: Path) -> Any:
         classifier = self.loaded("text-classification", folder)

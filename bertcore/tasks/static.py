@@ -6,7 +6,7 @@ Tulkens and van Dongen, "Model2Vec: Fast State-of-the-Art Static Embeddings", 20
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,8 +208,28 @@ class StaticModelPipeline:
             raise ValueError("activation is 'identity', expected 'softmax' or 'sigmoid' for probabilities")
         return FUNCTIONS[self.activation](self._scores(texts, options))
 
+    def answers(self, texts: Iterable[str], top_k: int | None = 1, **options: Any) -> Iterator[list[dict[str, Any]]]:
+        """Return an iterator over [{"label", "score"}, ...] of each text, as from pipeline("text-classification").
+
+        `top_k` is the most classes, best first; None for all. The outputs of a regression are LABEL_0, LABEL_1, ...
+        `options` are those of `SentenceEncoder.encode_stream`; texts may be a stream.
+        """
+        top_k = None if top_k is None else check_count("top_k", top_k)
+        rows = self.model.encode_stream(texts, **options)
+
+        def found() -> Iterator[list[dict[str, Any]]]:
+            for row in rows:
+                scores = FUNCTIONS[self.activation if self.classes_ is not None else "none"](self._mapped(row[None]))[0]
+                names = [f"LABEL_{n}" for n in range(len(scores))] if self.classes_ is None else self.classes_.tolist()
+                order = np.argsort(-scores, kind="stable")[:top_k].tolist()
+                yield [{"label": str(names[place]), "score": float(scores[place])} for place in order]
+
+        return found()
+
     def _scores(self, texts: Any, options: Mapping[str, Any]) -> np.ndarray:
-        rows = np.atleast_2d(self.model.encode(texts, **options))
+        return self._mapped(np.atleast_2d(self.model.encode(texts, **options)))
+
+    def _mapped(self, rows: np.ndarray) -> np.ndarray:
         for number, (weight, bias) in enumerate(self.layers):
             rows = (np.maximum(rows, 0) if number else rows) @ weight.T + bias
         return rows

@@ -8,6 +8,7 @@ import pytest
 
 from bertcore import AutoModel, SentenceEncoder
 from bertcore.checkpoint import CheckpointError
+from bertcore.cli import main
 from bertcore.tasks import static
 from bertcore.tasks.static import StaticModelPipeline, distill_static
 from tests.refusals import refuses
@@ -280,3 +281,21 @@ def test_the_whole_vocabulary_goes_in_batches(encoder, tmp_path, monkeypatch):
     monkeypatch.setattr(static, "ROWS", 7)
     np.testing.assert_allclose(distill_static(encoder, tmp_path / "b").model.table, expected, atol=2e-3)
     assert len(expected) == len(VOCABULARY) - 3
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_command_classifies(table, tmp_path, capsys, kind):
+    ours = StaticModelPipeline(table, *head_of(table, kind))
+    ours.save_pretrained(tmp_path)
+    texts = ["the cat sat", "paris", "the"]
+    expected = ours.predict(texts) if ours.classes_ is None else ours.predict_proba(texts)
+    names = [f"LABEL_{n}" for n in range(len(expected[0]))] if ours.classes_ is None else list(map(str, ours.classes_))
+    given = ["classify", str(tmp_path), *(part for text in texts for part in ("--text", text)), "--json"]
+    assert main([*given, "--top-k", "2"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    for answer, scores in zip(lines, expected, strict=True):
+        best = np.argsort(-scores, kind="stable")[:2]
+        assert [each["label"] for each in answer] == [names[place] for place in best]
+        np.testing.assert_allclose([each["score"] for each in answer], scores[best], atol=1e-5)
+    assert main([*given, "--calibration", "a"]) == 1
+    assert "static embeddings with a head, has no use for" in capsys.readouterr().err
