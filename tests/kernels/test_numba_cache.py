@@ -98,6 +98,15 @@ def test_only_changed_code_is_compiled_again(file, tmp_path):
     assert call(file, **in_folder(tmp_path))[1] == 1
 
 
+def test_modules_outside_the_package_are_read_anew(file):
+    known = sources.Sources()
+    before = known.digest_outside(file)
+    file.write_text(KERNEL.replace("x + 1", "x + 2"))
+    assert known.digest_outside(file) not in (before, known.digest(sources.ROOT / "softmax" / "cpu.py"))
+    file.write_text(KERNEL)
+    assert known.digest_outside(file) == before
+
+
 EDITS = [  # file -> (text, another), and what is compiled again of RECOMPILED
     ({"softmax/cpu.py": ("GRAIN = 1 << 1", "GRAIN = 1 << 2")}, {"softmax"}),
     ({"_numba/pointwise.py": ("LINE = 1024", "LINE = 512")}, {"linear", "activation", "program"}),

@@ -9,7 +9,6 @@ pytestmark = pytest.mark.parity
 torch = pytest.importorskip("torch")
 pytest.importorskip("expecttest")  # which PyTorch's suite imports
 F = pytest.importorskip("bertcore.kernels.torch")
-suite = pytest.importorskip("torch.testing._internal.common_methods_invocations")
 
 
 def softmax(input, dim, *, dtype=None):
@@ -81,16 +80,21 @@ COUNTS = {
     "nn.functional.scaled_dot_product_attention": (13, {"random bits of PyTorch's generator": 12}),
     "nn.functional.cross_entropy": (8, {"probabilities as target": 10, "weights of classes": 3}),
 }
-INFOS = {
-    ".".join(filter(None, (info.name, info.variant_test_name))): info for info in suite.op_db if info.supports_autograd
-}
+ERRORS = {"nn.functional.rms_norm": 1, "nn.functional.gelu": 1, "nn.functional.embedding": 2}  # inputs in the suite
 every_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 
-def samples(name, dtype):
+@pytest.fixture(scope="module")
+def infos():
+    """The suite's entries by name; loading it takes seconds."""
+    found = pytest.importorskip("torch.testing._internal.common_methods_invocations").op_db
+    return {".".join(filter(None, (it.name, it.variant_test_name))): it for it in found if it.supports_autograd}
+
+
+def samples(info, name, dtype):
     """Return the samples that the kernels offer, and the numbers of others by reason."""
     offered, reasons = [], {}
-    for sample in INFOS[name].sample_inputs("cpu", dtype, requires_grad=True):
+    for sample in info.sample_inputs("cpu", dtype, requires_grad=True):
         reason = next((reason for reason, asks in NOT_OFFERED.items() if asks(name, sample)), None)
         if reason is None:
             offered.append(sample)
@@ -122,21 +126,21 @@ def in_float64(value):
     ("numba", torch.float32),
     pytest.param("numba", torch.float64, marks=pytest.mark.slow),  # a minute of compilation
 ])  # fmt: skip
-def test_samples(name, backend, dtype, subtests):
-    offered, reasons = samples(name, dtype)
+def test_samples(infos, name, backend, dtype, subtests):
+    offered, reasons = samples(infos[name], name, dtype)
     assert (len(offered), reasons) == COUNTS[name]
     for sample in offered:
         with subtests.test(str(sample)), use_backend(backend):
             found = output_and_gradients(OPERATIONS[name], sample)
-            expected = output_and_gradients(INFOS[name].op, sample.transform(in_float64))
+            expected = output_and_gradients(infos[name].op, sample.transform(in_float64))
             for array, wanted in zip(found, expected, strict=True):
                 assert_close(array, wanted, at_least=1, factor=3)  # gradients may cancel to nothing
 
 
 @every_operation
-def test_host_bfloat16_is_refused(name):
+def test_host_bfloat16_is_refused(infos, name):
     """NumPy's arrays, which the kernels read on a CPU, cannot hold it."""
-    offered, _ = samples(name, torch.bfloat16)
+    offered, _ = samples(infos[name], name, torch.bfloat16)
     assert len(offered) == COUNTS[name][0]
     for sample in offered:
         sample.kwargs.pop("dtype", None)  # float64
@@ -144,26 +148,12 @@ def test_host_bfloat16_is_refused(name):
             OPERATIONS[name](sample.input, *sample.args, **sample.kwargs)
 
 
-def error_inputs(name):
-    """Return samples of wrong shapes and values, but for `normalized_shape`, which the kernels do not take."""
-    errors = INFOS[name].error_inputs("cpu") if INFOS[name].error_inputs_func else ()
-    return [error.sample_input for error in errors if error.sample_input.args[1:2] != (None,)]
-
-
-ERRORS = {name: len(error_inputs(name)) for name in OPERATIONS}
-
-
-def test_errors_are_there():
-    assert {name: count for name, count in ERRORS.items() if count} == {
-        "nn.functional.rms_norm": 1,
-        "nn.functional.gelu": 1,
-        "nn.functional.embedding": 2,
-    }
-
-
-@pytest.mark.parametrize("name", [name for name, count in ERRORS.items() if count])
-def test_error_inputs(name):
-    """All kernels raise ValueError for a wrong shape or value."""
-    for sample in error_inputs(name):
+@every_operation
+def test_error_inputs(infos, name):
+    """Wrong shapes and values raise ValueError, but for `normalized_shape`, which the kernels do not take."""
+    errors = infos[name].error_inputs("cpu") if infos[name].error_inputs_func else ()
+    wrong = [error.sample_input for error in errors if error.sample_input.args[1:2] != (None,)]
+    assert len(wrong) == ERRORS.get(name, 0)
+    for sample in wrong:
         with pytest.raises(ValueError):
             OPERATIONS[name](sample.input, *sample.args, **sample.kwargs)

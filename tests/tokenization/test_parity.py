@@ -179,7 +179,8 @@ def test_back_to_text(both):
     assert ours.convert_tokens_to_string(tokens) == theirs.convert_tokens_to_string(tokens)
     every = list(range(len(ours)))
     assert ours.decode(every) == theirs.decode(every)
-    assert [ours.decode([number]) for number in every] == [theirs.decode([number]) for number in every]
+    some = every[:: max(1, len(every) // 2000)]
+    assert [ours.decode([number]) for number in some] == [theirs.decode([number]) for number in some]
 
 
 def test_attributes(both):

@@ -46,7 +46,10 @@ def cache_folder() -> Path:
 def _digest(file: Path) -> str:
     if file.is_relative_to(ROOT):
         return package_digests(cache_folder())[file.relative_to(ROOT).as_posix()]
-    return Sources().digest(file)  # a kernel outside this package
+    return _sources().digest_outside(file)
+
+
+_sources = cache(Sources)
 
 
 class _Locator(caching._CacheLocator):

@@ -47,6 +47,13 @@ class Sources:
             waiting |= self._module(file)[1] - found
         return _sha256("".join(sorted(self._module(file)[0] for file in found)))
 
+    def digest_outside(self, file: Path) -> str:
+        """Return the digest of a module outside the package, read anew, as are others there that it imports."""
+        self._modules = {each: found for each, found in self._modules.items() if each.is_relative_to(self._root)}
+        found = self.digest(file)
+        self._trees = {}
+        return found
+
     def _module(self, file: Path) -> tuple[str, set[Path]]:
         """Return the digest of a module's own code, and the files that it imports."""
         if file not in self._modules:
