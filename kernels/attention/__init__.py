@@ -198,8 +198,7 @@ def attention(
 ) -> Any:
     """Compute softmax(scale * query @ key.T + relative terms + bias + mask) @ value for each sequence and head.
 
-    The output of a query that sees no key is zero; such queries and masked keys must be finite. Source: Vaswani et al.,
-    arXiv:1706.03762.
+    A query that sees no key has the output zero; it and masked keys must be finite. Vaswani et al., arXiv:1706.03762.
 
     Args:
         query: dense, (batch, heads, length, head_dim), or packed, (tokens, heads, head_dim). float32 or float64 on
@@ -217,9 +216,8 @@ def attention(
             bounds.
         bias: added to the scores; of the query's dtype, broadcasts like attn_mask, and has a gradient.
         is_causal: query i sees the keys j <= i of its sequence, as in PyTorch. With a memory use window=(None, 0).
-        window: (left, right), or one integer for both: query i, at the key position p = i + keys - queries, sees only
-            the keys from p - left to p + right; None means no limit. As in flash-attention; costs O(length * window).
-            Beltagy et al. 2020, arXiv:2004.05150.
+        window: (left, right), or one integer for both: query i, at key position p = i + keys - queries, sees only keys
+            p - left to p + right; None means no limit. Costs O(length * window). Beltagy et al. 2020, arXiv:2004.05150.
         relative: terms of relative position and of segments.
         scale: 1 / sqrt(head_dim) by default.
         dropout_p: the probability that a softmax weight is set to 0; the others are divided by 1 - dropout_p. The
@@ -238,11 +236,10 @@ def attention(
     Returns:
         output, of the query's shape and dtype, or a tuple of it and the requested results, in this order: lse (batch,
         heads, length, 2), packed (heads, tokens, 2), in float32 (float64 for float64): the highest score, and the
-        logarithm of the sum of exp(score - highest). Their sum is the log-sum-exp, but as one number it would lose
-        digits: -1e9 + log(n) is -1e9. (-inf, 0) where a query sees no key. Probabilities (sequences, heads, longest
-        query, longest key) in the query's dtype, zeros beyond a sequence. The tuple (content to content, content to
-        position, position to content), each like the probabilities, None where the table is None. With `save`, a tuple
-        of that and an `AttentionSaved`.
+        logarithm of the sum of exp(score - highest): one number would lose digits. (-inf, 0) where a query sees no key.
+        Probabilities (sequences, heads, longest query, longest key) in the query's dtype, zeros beyond a sequence. The
+        tuple (content to content, content to position, position to content), each like the probabilities, None where
+        the table is None. With `save`, a tuple of that and an `AttentionSaved`.
 
     Raises:
         TypeError: for a wrong kind of array or dtype.

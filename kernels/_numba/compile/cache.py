@@ -32,6 +32,7 @@ from .sources import ROOT, Sources, package_digests
 
 UNUSED_DAYS = 90
 _DAY = 24 * 3600.0
+_sources = cache(Sources)
 
 
 @cache
@@ -47,9 +48,6 @@ def _digest(file: Path) -> str:
     if file.is_relative_to(ROOT):
         return package_digests(cache_folder())[file.relative_to(ROOT).as_posix()]
     return _sources().digest_outside(file)
-
-
-_sources = cache(Sources)
 
 
 class _Locator(caching._CacheLocator):
