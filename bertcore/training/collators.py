@@ -48,6 +48,10 @@ class DataCollatorWithPadding:
         self.pad_to_multiple_of = check_count("pad_to_multiple_of", multiple)
         self.pad_token_id = tokenizer.pad_token_id
 
+    def __repr__(self) -> str:
+        settings = (f"{name}={value!r}" for name, value in vars(self).items() if name != "tokenizer")
+        return f"{type(self).__name__}({', '.join(settings)})"
+
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return the batch: arrays with one row per example.
 

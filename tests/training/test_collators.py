@@ -70,6 +70,7 @@ def test_rows_of_formatted_datasets_are_padded(tokenizer, kind):
 
 def test_labels_of_none_are_left_out(tokenizer):
     collate = DataCollatorWithPadding(tokenizer)
+    assert repr(collate).startswith("DataCollatorWithPadding(padding=True, max_length=None, pad_to_multiple_of=1")
     made = collate([row | {"label": None} for row in ROWS])
     assert "labels" not in made and made["input_ids"].shape == (2, 4)
     with pytest.raises(ValueError, match=r"examples\[1\]\['label'\] is None, expected numbers"):

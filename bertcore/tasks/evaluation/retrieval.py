@@ -164,6 +164,8 @@ class InformationRetrievalEvaluator(Evaluator):
 class RerankingEvaluator(Evaluator):
     """Rank the documents of each query: map, mrr@K and ndcg@K over the queries.
 
+    In mrr, documents with equal scores count in their order, positives first; map and ndcg do not depend on it.
+
     Args:
         samples: {"query": text, "positive": text or texts, "negative": text or texts} each; those without a positive or
             a negative are ignored. Of a mapping, the values are used.
