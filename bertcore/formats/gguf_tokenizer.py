@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.models.spec import ConfigReader
+from bertcore.tokenization.tokenizer import Tokenizer
 
 SPACE = "\u2581"
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5
@@ -253,7 +254,7 @@ def _unigram(vocabulary: GGUFTokens) -> dict[str, Any]:
 _KINDS: dict[str, Callable[[GGUFTokens], dict[str, Any]]] = {"bert": _word_piece, "gpt2": _byte_pairs, "t5": _unigram}
 
 
-def tokenizer_metadata(tokenizer: Any, size: int, type_vocab_size: int) -> dict[str, Any]:
+def tokenizer_metadata(tokenizer: Tokenizer, size: int, type_vocab_size: int) -> dict[str, Any]:
     """Return the metadata of a `Tokenizer` for a table of `size` words, as llama.cpp's converter writes it.
 
     Raises ValueError for a tokenizer that llama.cpp does not have.
@@ -320,7 +321,7 @@ def _written_pre(whole: Mapping[str, Any]) -> str:
     raise ValueError("the tokenizer splits texts in a way that llama.cpp has no name for")
 
 
-def _special_ids(tokenizer: Any) -> dict[str, Any]:
+def _special_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the ids of special tokens, and whether they are put around texts."""
     around = tokenizer("a", return_attention_mask=False)["input_ids"]
     found: dict[str, Any] = {}

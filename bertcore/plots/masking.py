@@ -1,7 +1,5 @@
 """Masked tokens in each epoch, for static and for dynamic masking."""
 
-from typing import Any
-
 import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -10,13 +8,14 @@ from matplotlib.patches import Patch
 from bertcore.arguments import check_count
 from bertcore.drawing import AMBER, BLUE, ORANGE, label_ticks, new_figure, shortened, style
 from bertcore.plots.attention import tokens_of
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.masking import Masking, Words
 
 KINDS = {"not predicted": "#e8e8e8", "the mask": BLUE, "a random word": ORANGE, "kept and predicted": AMBER}
 
 
 @style()
-def masking(tokenizer: Any, text: str, *, epochs: int, seed: int = 0) -> Figure:
+def masking(tokenizer: Tokenizer, text: str, *, epochs: int, seed: int = 0) -> Figure:
     """Draw static masking above and dynamic masking below, with a row per epoch and a column per token.
 
     Raises TypeError if `epochs` or `seed` is not an integer or `text` not a string, ValueError for more than 100

@@ -13,6 +13,7 @@ from bertcore.drawing import BLUE, GREY, ORANGE, listed, new_figure, shortened, 
 from bertcore.plots.attention import output_for
 from bertcore.tasks.calibration import reliability
 from bertcore.tasks.sequence_scores import softmax
+from bertcore.tokenization.tokenizer import Tokenizer
 
 MOST = 12  # temperatures
 
@@ -45,7 +46,7 @@ def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> F
 
 @style()
 def distillation_temperature(
-    model: Any, tokenizer: Any, text: str, *, temperatures: Sequence[float], words: int = 12
+    model: Any, tokenizer: Tokenizer, text: str, *, temperatures: Sequence[float], words: int = 12
 ) -> Figure:
     """Draw the most probable answers, softmax(logits / T), for each temperature T.
 
@@ -96,7 +97,7 @@ def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
     return scores, list(model.config.id2label.values())
 
 
-def _words(tokenizer: Any, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:
+def _words(tokenizer: Tokenizer, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:
     """Return the logits at the first mask, and the tokens in the order of their ids."""
     if tokenizer.mask_token_id not in ids:
         raise ValueError(f"text has no {tokenizer.mask_token} token, so there is nothing to predict")

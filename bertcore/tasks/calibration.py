@@ -16,12 +16,13 @@ import numpy as np
 
 from bertcore.arguments import check_count, check_numbers, required
 from bertcore.checkpoint.files import read_json_object
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.sequence_scores import softmax
 
 MOST = 10.0  # bounds of the logarithm of the temperature in the search
 
 
-def _classes(labels: Any, texts: int, count: int) -> np.ndarray:
+def _classes(labels: ArrayLike, texts: int, count: int) -> np.ndarray:
     labels = check_numbers("labels", labels)
     if labels.shape != (texts,) or labels.dtype.kind not in "iu":
         raise ValueError(f"labels has shape {labels.shape} and dtype {labels.dtype}, expected {texts} integers")
@@ -65,7 +66,7 @@ class TemperatureScaling:
     def __init__(self) -> None:
         self.temperature = 1.0
 
-    def fit(self, logits: Any, labels: Any) -> Self:
+    def fit(self, logits: ArrayLike, labels: ArrayLike) -> Self:
         """Fit the temperature to logits (texts, classes) and true classes (texts,); return this object.
 
         Raises ValueError for other shapes, and if no temperature is best: all texts right, or no better than chance.
@@ -89,7 +90,7 @@ class TemperatureScaling:
         self.temperature = float(np.exp(found.x))
         return self
 
-    def transform(self, logits: Any) -> np.ndarray:
+    def transform(self, logits: ArrayLike) -> np.ndarray:
         """Return probabilities, float64 (texts, classes)."""
         return softmax(_table("logits", logits) / self.temperature)
 
@@ -112,7 +113,7 @@ class IsotonicCalibration:
     def __init__(self) -> None:
         self.functions: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def fit(self, probabilities: Any, labels: Any) -> Self:
+    def fit(self, probabilities: ArrayLike, labels: ArrayLike) -> Self:
         """Fit to probabilities (texts, classes) and true classes (texts,); return this object.
 
         Raises ValueError for other shapes, and for rows that are not probabilities.
@@ -125,7 +126,7 @@ class IsotonicCalibration:
         self.functions = [(each.X_thresholds_, each.y_thresholds_) for each in fitted]
         return self
 
-    def transform(self, probabilities: Any) -> np.ndarray:
+    def transform(self, probabilities: ArrayLike) -> np.ndarray:
         """Return calibrated probabilities, float64 (texts, classes); a row that becomes all zeros stays uncalibrated.
 
         Raises RuntimeError before `fit`, and ValueError for another number of classes.
@@ -167,7 +168,7 @@ class Reliability:
         return float((gaps * self.counts[there]).sum() / self.counts.sum())
 
 
-def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliability:
+def reliability(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 15) -> Reliability:
     """Return the accuracy of predictions by their probability.
 
     Args:
@@ -190,7 +191,7 @@ def reliability(probabilities: Any, labels: Any, *, bins: int = 15) -> Reliabili
     return Reliability(edges, counts, confidence, accuracy)
 
 
-def expected_calibration_error(probabilities: Any, labels: Any, *, bins: int = 15) -> float:
+def expected_calibration_error(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 15) -> float:
     """Return the mean distance between accuracy and probability over bins of texts.
 
     Arguments and errors as for `reliability`. Sources: Naeini et al. 2015; Guo et al. 2017, arXiv:1706.04599.

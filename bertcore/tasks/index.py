@@ -28,6 +28,7 @@ from bertcore.checkpoint.files import (
 )
 from bertcore.checkpoint.npy_file import NpyStream, map_npy
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.index_rows import ROWS, row_blocks
 from bertcore.tasks.quantization import FEW, Codes
 from bertcore.tasks.search import BestRows, best_codes, check_table, multiplier, rescored
@@ -132,7 +133,7 @@ class VectorIndex:
     def build(
         cls,
         folder: str | os.PathLike[str],
-        embeddings: Any,
+        embeddings: ArrayLike,
         *,
         ids: Iterable[int] | None = None,
         texts: Iterable[str] | None = None,
@@ -199,7 +200,7 @@ class VectorIndex:
         return index
 
     def add(
-        self, embeddings: Any, *, ids: Iterable[int] | None = None, texts: Iterable[str] | None = None
+        self, embeddings: ArrayLike, *, ids: Iterable[int] | None = None, texts: Iterable[str] | None = None
     ) -> "VectorIndex":
         """Append rows; arguments and errors are as for `build`.
 

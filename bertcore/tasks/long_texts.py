@@ -12,6 +12,7 @@ import numpy as np
 
 from bertcore.arguments import check_count
 from bertcore.tasks.texts import grouped, in_batches, too_long
+from bertcore.tokenization.tokenizer import Tokenizer
 
 TRUNCATIONS = (True, "warn", "error", "chunk")
 STRATEGIES = ("longest_first", "only_first", "only_second")
@@ -114,7 +115,7 @@ class Window:
         return np.array(self.encoding.offsets, np.int64).reshape(-1, 2) + self.shift
 
 
-def windows_of(tokenizer: Any, texts: Sequence[Text], cutting: Cutting) -> list[Iterator[Window]]:
+def windows_of(tokenizer: Tokenizer, texts: Sequence[Text], cutting: Cutting) -> list[Iterator[Window]]:
     """Return for each text an iterator over its windows, in the order of the text (a cut text is its first window).
 
     Raises:
@@ -145,7 +146,7 @@ def _strategy(text: Text, cutting: Cutting) -> str:
     return STRATEGIES[1 + text.windowed]
 
 
-def _stride(tokenizer: Any, text: Text, cutting: Cutting) -> int | None:
+def _stride(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> int | None:
     """Return the number of tokens that neighbouring windows of a text share; None if texts are cut."""
     if not cutting.reads_all or cutting.max_length is None:
         return None
@@ -192,7 +193,7 @@ def _beginning(window: Window) -> int:
     return int(window.offsets[content[0], 0]) if content.size else 0
 
 
-def _windows_of_pieces(tokenizer: Any, text: Text, cutting: Cutting) -> Iterator[Window]:
+def _windows_of_pieces(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> Iterator[Window]:
     """Yield the windows of a text too long to tokenize at once; a piece starts with the previous one's last window."""
     whole, part = text.parts[text.windowed], text.windowed
     strategy, stride = _strategy(text, cutting), _stride(tokenizer, text, cutting)
@@ -304,7 +305,7 @@ def merged(windows: Iterable[tuple[np.ndarray, int]], merge: str) -> np.ndarray:
 
 def merged_vectors(
     texts: Iterable[Text],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     cutting: Cutting,
     whole: MergedWindows,
     compute: Callable[[list[Window]], Iterable[Any]],
@@ -330,7 +331,7 @@ def merged_vectors(
 
 
 def _all_windows(
-    texts: Iterable[Text], tokenizer: Any, cutting: Cutting, marks: deque[tuple[int, bool]]
+    texts: Iterable[Text], tokenizer: Tokenizer, cutting: Cutting, marks: deque[tuple[int, bool]]
 ) -> Iterator[Window]:
     for group in grouped(texts):
         for windows in windows_of(tokenizer, group, cutting):

@@ -24,6 +24,7 @@ from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.modules import pool, unknown_id
 from bertcore.tasks.sequence_scores import FUNCTIONS
 from bertcore.tasks.texts import MOST_TOKENS, checked_text, checked_texts
+from bertcore.tokenization.tokenizer import Tokenizer
 
 POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 DTYPES = ("float16", "float32", "int8")
@@ -268,7 +269,7 @@ def _dimensions(pca_dims: Any) -> Any:
     return check_count("pca_dims", pca_dims)
 
 
-def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | None) -> tuple[str, list[list[int]]]:
+def _vocabulary(tokenizer: Tokenizer, words: list[str], removed: re.Pattern[str] | None) -> tuple[str, list[list[int]]]:
     """Return tokenizer.json of the kept tokens, numbered anew, and the original ids of each, with special ones.
 
     Special tokens are removed, except the padding and unknown tokens; no special tokens are added to texts.
@@ -309,7 +310,7 @@ def _vocabulary(tokenizer: Any, words: list[str], removed: re.Pattern[str] | Non
     return json.dumps(parts, ensure_ascii=False), rows
 
 
-def _add(words: list[str], parts: dict[str, Any], tokenizer: Any, new: dict[str, int]) -> list[list[int]]:
+def _add(words: list[str], parts: dict[str, Any], tokenizer: Tokenizer, new: dict[str, int]) -> list[list[int]]:
     """Add words and phrases to a tokenizer's parts; return the original ids of each."""
     if words and parts["model"]["type"] != "WordPiece":
         raise ValueError(f"vocabulary is given with a {parts['model']['type']} tokenizer, expected one of WordPiece")
@@ -331,7 +332,7 @@ def _add(words: list[str], parts: dict[str, Any], tokenizer: Any, new: dict[str,
     return rows
 
 
-def _special_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
+def _special_ids(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     """Return the ids of the special tokens before and after a text."""
     row = tokenizer("a", return_special_tokens_mask=True)
     ids, is_special = list(row["input_ids"]), list(row["special_tokens_mask"])

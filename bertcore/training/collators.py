@@ -10,6 +10,7 @@ import numpy as np
 
 from bertcore.arguments import check_count, check_share
 from bertcore.kernels import checks
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.masking import IGNORED, Masking, Words, check_sum
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
@@ -33,7 +34,7 @@ class DataCollatorWithPadding:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         padding: bool | str = True,
         max_length: int | None = None,
         pad_to_multiple_of: int | None = None,
@@ -149,7 +150,7 @@ class DataCollatorForLanguageModeling(DataCollatorWithPadding):
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         mlm: bool = True,
         whole_word_mask: bool = False,
         mlm_probability: float = 0.15,
@@ -288,6 +289,6 @@ class NumberedCollator:
 NO_LIMIT = 10**9  # tokenizers without a limit have a model_max_length of at least this
 
 
-def is_cut(tokenizer: Any, max_length: int | None) -> bool:
+def is_cut(tokenizer: Tokenizer, max_length: int | None) -> bool:
     """Return whether texts have a length limit: `max_length` or the tokenizer's."""
     return max_length is not None or tokenizer.model_max_length < NO_LIMIT

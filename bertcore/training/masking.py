@@ -11,13 +11,13 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from bertcore.arguments import check_share
 from bertcore.kernels import checks
 from bertcore.nn.functional.losses import IGNORED
+from bertcore.tokenization.tokenizer import Tokenizer
 
 UNITS = ("token", "word", "span")
 SPAN_CHANCE, LONGEST_SPAN = 0.2, 10  # probability that a span ends after a word; in words
@@ -122,7 +122,7 @@ class Words:
     ordinary: np.ndarray
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Words:
+    def of(cls, tokenizer: Tokenizer) -> Words:
         """Read the facts from a tokenizer's vocabulary.
 
         A token continues a word if it begins with "##" (WordPiece); or, if tokens that begin words are marked ("▁" of

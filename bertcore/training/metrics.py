@@ -19,6 +19,7 @@ import numpy as np
 
 from bertcore.arguments import check_strings, required
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import NativeArray
 from bertcore.training.masking import IGNORED
 
 Prediction = tuple[Any, Any]
@@ -104,7 +105,7 @@ def spearman(prediction: Prediction) -> dict[str, float]:
     return {"spearmanr": _correlation("spearmanr", prediction)}
 
 
-def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
+def predicted_words(logits: NativeArray, labels: NativeArray) -> tuple[np.ndarray, ...]:
     """Reduce a language model's logits to two numbers per token, as `preprocess_logits_for_metrics`.
 
     Args:
@@ -126,7 +127,7 @@ def predicted_words(logits: Any, labels: Any) -> tuple[np.ndarray, ...]:
     return np.argmax(logits, -1), surprisal, *others
 
 
-def predicted_next_words(logits: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def predicted_next_words(logits: NativeArray, labels: NativeArray) -> tuple[np.ndarray, np.ndarray]:
     """Return `predicted_words` of a causal model: each token is predicted at the position before it.
 
     The first token has no prediction: its word is -100 and its surprisal NaN.
@@ -208,7 +209,7 @@ def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndar
     return words[counted], surprisal[counted], labels[counted]
 
 
-def classes_and_labels(predictions: Any, labels: Any) -> tuple[np.ndarray, np.ndarray]:
+def classes_and_labels(predictions: Any, labels: NativeArray) -> tuple[np.ndarray, np.ndarray]:
     """Return (predicted, expected) classes for all labels except -100; for several labels per text, rows of 0 and 1.
 
     Args:

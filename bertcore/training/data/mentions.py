@@ -12,6 +12,7 @@ import numpy as np
 
 from bertcore.kernels import checks
 from bertcore.tokenization import mentions as marked
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training import metrics
 from bertcore.training.collators import DataCollatorWithPadding, is_cut
 from bertcore.training.data.files import Rows, text_of, wrong_record
@@ -78,7 +79,7 @@ class LabelledMentions:
     def model_class(self) -> str:
         return f"AutoModelForEntity{'Pair' if self.count == 2 else ''}Classification"
 
-    def config(self, tokenizer: Any) -> dict[str, Any]:
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         markers = None if has_entities(tokenizer) else list(marked.find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
@@ -161,7 +162,7 @@ class LabelledEntities:
         spans = _checked(record, number, text, spans=[each[:2] for each in given], nested=self.nested)
         return list(zip(spans, kinds, strict=True))
 
-    def config(self, tokenizer: Any) -> dict[str, Any]:
+    def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         return {"max_span_width": self.width}
 
     def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
@@ -225,7 +226,7 @@ class LabelledEntities:
 class SpanCollator(DataCollatorWithPadding):
     """Collator for `LabelledEntities.examples`: padded batches with spans, labels and LUKE's entities."""
 
-    def __init__(self, tokenizer: Any):
+    def __init__(self, tokenizer: Tokenizer):
         super().__init__(tokenizer)
         self._entities = marked.entities_of(tokenizer) if has_entities(tokenizer) else None
 
@@ -241,12 +242,12 @@ class SpanCollator(DataCollatorWithPadding):
         return batch | {"labels": labels}
 
 
-def has_entities(tokenizer: Any) -> bool:
+def has_entities(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer is LUKE's, with its entities."""
     return bool(getattr(tokenizer, "entity_vocab", None))
 
 
-def check_side(tokenizer: Any) -> None:
+def check_side(tokenizer: Tokenizer) -> None:
     """Raise ValueError for a tokenizer that pads on the left, which would shift columns."""
     if tokenizer.padding_side != "right":
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")

@@ -15,7 +15,8 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import Array
+from bertcore.kernels.arrays import Array, NativeArray
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, squared_error
@@ -50,11 +51,11 @@ class CrossEncoderObjective(ChunkedObjective):
         checks.choice("activation_fn", activation_fn, ACTIVATIONS)
         self.activation_fn = activation_fn
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the scores, (pairs,), in float64; `lists` are slices."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> PairCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> PairCollator:
         return PairCollator(tokenizer, self.max_length)
 
     def weight(self, batch: Batch) -> float:
@@ -78,7 +79,7 @@ class CrossEncoderObjective(ChunkedObjective):
 
         return {name: array for name, array in batch.items() if name not in self.targets}, of_rows
 
-    def checked(self, labels: Any, count: int) -> Any:
+    def checked(self, labels: NativeArray, count: int) -> NativeArray:
         return checked_labels(labels, count)
 
 
@@ -89,7 +90,7 @@ class BinaryCrossEntropy(CrossEncoderObjective):
         super().__init__(**more)
         self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         ones, zeros = self.pos_weight * labels, 1 - labels
         value = (ones * np.logaddexp(0, -scores) + zeros * np.logaddexp(0, scores)).mean()
         share = ACTIVATIONS["sigmoid"][0](scores)
@@ -101,7 +102,7 @@ class CrossEntropy(CrossEncoderObjective):
 
     num_labels = None
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         if labels.ndim == 1:
             labels = kernels.array_module(scores).eye(scores.shape[1])[labels.astype("int64")]
         value, grad = _cross_entropy(scores, labels)
@@ -111,7 +112,7 @@ class CrossEntropy(CrossEncoderObjective):
 class MSE(CrossEncoderObjective):
     """The mean squared error of scores and labels."""
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         return squared_error(scores, labels)
 
 
@@ -124,10 +125,10 @@ class MarginMSE(CrossEncoderObjective):
 
     is_of_lists = True
 
-    def checked(self, labels: Any, count: int) -> Any:
+    def checked(self, labels: NativeArray, count: int) -> NativeArray:
         return super().checked(labels, len(labels))
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         value, grad = margin_error(scores.reshape(len(lists), -1), labels)
         return value, grad.reshape(-1)
 
@@ -137,14 +138,14 @@ class _Lists(CrossEncoderObjective):
 
     is_of_lists = True
 
-    def of_scores(self, scores: Array, labels: Any, lists: list[slice]) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         grad, total, count = kernels.array_module(scores).zeros_like(scores), 0.0, 0
         for rows in lists:
             value, grad[rows], counted = self.of_list(scores[rows], None if labels is None else labels[rows])
             total, count = total + value, count + counted
         return total / max(count, 1), grad / max(count, 1)
 
-    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         raise NotImplementedError
 
 
@@ -168,10 +169,10 @@ class MultipleNegativesRanking(_Lists):
         self.num_negatives = None if num_negatives is None else check_count("num_negatives", num_negatives, 0)
         self.scale = check_number("scale", scale, above_zero=True)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> PairCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> PairCollator:
         return _InBatch(tokenizer, self.max_length, self.num_negatives, seed)
 
-    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         value, grad = ranking_loss(self.scale * scores[None])
         return value, self.scale * grad[0], 1
 
@@ -179,7 +180,7 @@ class MultipleNegativesRanking(_Lists):
 class ListNet(_Lists):
     """The cross entropy of softmax(labels) and softmax(scores), the mean over lists (Cao et al. 2007)."""
 
-    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         return *_cross_entropy(scores, kernels.softmax(labels)), 1
 
 
@@ -209,7 +210,7 @@ class PListMLE(_Lists):
         self.lambda_weight = lambda_weight
         self.respect_input_order = checks.boolean("respect_input_order", respect_input_order)
 
-    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         xp, count = kernels.array_module(scores), len(scores)
         order = xp.arange(count) if self.respect_input_order else (-labels).argsort(kind="stable")
         ranked, weights = scores[order], xp.ones(count)
@@ -288,7 +289,7 @@ class LambdaLoss(_Lists):
         self.sigma, self.eps = check_number("sigma", sigma), check_number("eps", eps)
         self.mu, self.base = check_number("mu", mu), np.log(2) if reduction_log == "binary" else 1.0
 
-    def of_list(self, scores: Array, labels: Any) -> tuple[Array, Array, int]:
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         xp, count = kernels.array_module(scores), len(scores)
         order = (-scores).argsort(kind="stable")
         ranked, wanted = scores[order], labels[order]
@@ -372,7 +373,7 @@ class PairCollator(ColumnCollator):
 class _InBatch(PairCollator):
     """A `PairCollator` that adds documents of other examples after the right one of each."""
 
-    def __init__(self, tokenizer: Any, max_length: int | None, num_negatives: int | None, seed: int):
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None, num_negatives: int | None, seed: int):
         super().__init__(tokenizer, max_length)
         self._num_negatives, self.rng = num_negatives, np.random.default_rng(seed)
 

@@ -9,11 +9,13 @@ import numpy as np
 
 from bertcore.arguments import check_number
 from bertcore.models.losses import total
+from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass, kept_losses, kept_scores, use_loss_factors
 from bertcore.tape import unrecorded
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, real_tokens
@@ -73,7 +75,7 @@ class Distillation(Objective):
         self._options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._maps: list[list[Linear]] = []
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> Examples:
         """Yield the examples of the student's own objective; without one, each document's tokens in pieces."""
         made = self.objective or MaskedLM()
         return made.examples(documents, tokenizer, max_length=max_length, seed=seed)
@@ -98,7 +100,7 @@ class Distillation(Objective):
         self._prepare(model)
         return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         run = Pass.begin(batch["input_ids"])
         with use_loss_factors(()), kept_losses():  # these are per term, not per summand of the student's own loss
             out, losses = self._losses(run, model, batch)

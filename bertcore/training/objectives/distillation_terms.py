@@ -16,7 +16,7 @@ from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
-from bertcore.tape import value_of
+from bertcore.tape import Tensor, value_of
 from bertcore.training.objectives import divergences
 
 Layers = str | Mapping[int, int]
@@ -41,7 +41,7 @@ class Outputs:
     def cu_seqlens(self) -> np.ndarray:
         return np.concatenate([[0], np.cumsum(self.is_real.sum(axis=1))])
 
-    def tokens(self, name: str, padded: Any) -> Any:
+    def tokens(self, name: str, padded: Tensor) -> Tensor:
         """Return the real tokens, (tokens, features), of an output (sequences, length, features)."""
         shape = value_of(padded).shape
         if shape[:2] != self.is_real.shape:
@@ -90,7 +90,7 @@ class Outputs:
                 raise ValueError(f"SoftTargets: {name} of both are {shape} and {teacher.shape}, {expected}")
             yield student, _target(student, teacher)
 
-    def _rows(self, name: str, logits: Any) -> Any:
+    def _rows(self, name: str, logits: Tensor) -> Tensor:
         if name in ("start_logits", "end_logits"):
             hidden = np.where(self.is_real, 0, HIDDEN).astype(value_of(logits).dtype)
             return functional.add(self.run, logits, self.run.to_backend(hidden))
@@ -139,7 +139,7 @@ class Term:
         """Return the term's own linear layers, uninitialised; their parameters' names begin with `name`."""
         return []
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         """Return the term's loss, before its weight."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
@@ -195,7 +195,7 @@ class SoftTargets(Term):
     def is_of_texts(self, teacher: Any) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "tasks", ()))
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         run, options = outputs.run, {"temperature": self.temperature}
         pairs = outputs.logits(self.labelled_only)
         compare = divergences.soft_target_divergence
@@ -216,7 +216,7 @@ class HiddenCosine(Term):
     def check(self, student: Any, teacher: Any) -> None:
         _check_widths(self, student, teacher)
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         pairs = outputs.states(self.pairs(*outputs.specs))
         run, compare = outputs.run, divergences.cosine_distance
         return total_of(run, (compare(run, own, targets=other) for own, other in pairs))
@@ -246,7 +246,7 @@ class HiddenStates(Term):
         sizes = {"in_features": student.hidden_size, "out_features": teacher.hidden_size, "bias": False}
         return [Linear(f"{name}.{kind}", **sizes) for kind in self._kinds(self.pairs(student, teacher))]
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         layers, errors = self.pairs(*outputs.specs), []
         by_kind = dict(zip(self._kinds(layers), maps, strict=True)) if self.projected else {}
         for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
@@ -276,7 +276,7 @@ class _Attention(Term):
             if len({*own, *other}) > 1:
                 raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected equally many")
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         layers, losses = self.pairs(*outputs.specs), []
         for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
             specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
@@ -342,7 +342,7 @@ class Relations(Term):
                 if width % heads:
                     raise ValueError(f"heads is {heads}, expected a divisor of the {whose}'s {width} ({part})")
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Any:
+    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         heads, losses = self.heads or outputs.specs[0].num_heads, []
         options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergences.divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):
@@ -360,6 +360,6 @@ def _check_widths(term: Term, student: Any, teacher: Any) -> None:
         raise ValueError(f"{name}: hidden states of the student have {own} features, expected the teacher's {other}")
 
 
-def total_of(run: Pass, losses: Iterable[Any]) -> Any:
+def total_of(run: Pass, losses: Iterable[Any]) -> Tensor:
     """Return the sum of 0-d arrays, at least one, with gradients under a tape."""
     return functools.reduce(functools.partial(functional.add, run), losses)

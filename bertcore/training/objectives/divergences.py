@@ -6,7 +6,6 @@ The teacher's arrays are targets, without gradients.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
 from bertcore.training.objectives.similarity import cosines
 
 CHUNK = 1 << 16  # logits compared at once: intermediate results stay in the second-level cache
@@ -24,7 +24,7 @@ SHORT = 512  # columns
 
 
 @operation()
-def soft_target_divergence(run: Pass, logits: Array, *, targets: Array, temperature: float) -> Any:
+def soft_target_divergence(run: Pass, logits: Array, *, targets: Array, temperature: float) -> Tensor:
     """Return T^2 times the mean over rows of KL(softmax(targets / T) || softmax(logits / T)), (rows, classes) both.
 
     Source: Hinton et al. 2015, arXiv:1503.02531, section 2.
@@ -102,7 +102,7 @@ def squared_error_of_scores(scores: Array, targets: Array) -> tuple[Array, Array
 
 
 @operation()
-def cosine_distance(run: Pass, rows: Array, *, targets: Array) -> Any:
+def cosine_distance(run: Pass, rows: Array, *, targets: Array) -> Tensor:
     """Return the mean over rows of 1 - cosine, (rows, features) both."""
     scores, pullback = cosines(rows, targets)
     count = max(len(scores), 1)
@@ -121,7 +121,7 @@ def relation_loss(
     scales: tuple[float, float],
     cu_seqlens: np.ndarray,
     compare: Callable[[Array, Array], tuple[Array, Array]],
-) -> Any:
+) -> Tensor:
     """Compare each token's relations to its sequence with a teacher's: the mean over heads and tokens.
 
     The relations of a head are scale * left @ right.T, (tokens of a sequence, tokens of a sequence): for query and key

@@ -16,10 +16,13 @@ from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models import losses
+from bertcore.models.outputs import ModelOutput
 from bertcore.nn.layers import Linear
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.divergences import checked_temperatures, divergence_of_scores, score_divergence
 from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
@@ -192,7 +195,7 @@ class GISTEmbed(EmbeddingObjective):
         self._among = [(0, 0)] * checks.boolean("contrast_anchors", contrast_anchors)
         self._among += [(1, 1)] * checks.boolean("contrast_positives", contrast_positives)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
         return _Guided(tokenizer, self.max_length, self.guide)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
@@ -221,7 +224,7 @@ class GISTEmbed(EmbeddingObjective):
 class _Guided(ColumnCollator):
     """A `ColumnCollator` whose labels are the embeddings of a guide."""
 
-    def __init__(self, tokenizer: Any, max_length: int | None, guide: Any):
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None, guide: Any):
         super().__init__(tokenizer, max_length)
         self._guide = guide
 
@@ -283,7 +286,7 @@ class Softmax(EmbeddingObjective):
         features = _features(kernels.array_module(vectors), vectors, self.parts)
         return self._classifier(Pass.begin(features), features)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         texts, _, labels = self.checked(batch)
         self.parameters(model)
         out, run = model(**texts), Pass.begin(texts["input_ids"])
@@ -304,7 +307,7 @@ def _features(xp: Any, vectors: Array, parts: tuple[bool, bool, bool]) -> Array:
 
 
 @operation()
-def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, parts: tuple[bool, bool, bool]) -> Any:
+def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, parts: tuple[bool, bool, bool]) -> Tensor:
     """Return (pairs, features): two neighbours, their absolute difference and their product, as `parts` asks."""
     xp, (vectors, spread) = kernels.array_module(hidden), pooled(hidden, mask, pooling)
     first, second = vectors[::2], vectors[1::2]
@@ -354,10 +357,10 @@ class AdaptiveLayer(EmbeddingObjective):
         self.weights = tuple(check_number(name, factor) for name, factor in factors.items())
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
         return self.inner.collator(tokenizer, seed=seed)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         texts, of_rows = self.inner.prepared(batch)
         heat, mask, number = self.kl_temperature, texts.get("attention_mask"), model.passes
 

@@ -16,7 +16,9 @@ from bertcore.arguments import check_count, check_number
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
+from bertcore.models.outputs import ModelOutput
 from bertcore.nn.parameter import Block
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import ColumnCollator
@@ -58,7 +60,7 @@ class ChunkedObjective(Objective):
     def weight(self, batch: Batch) -> float:
         return float(len(batch["input_ids"]))
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         model, (texts, of_rows) = self.whole(model), self.prepared(batch)
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
@@ -168,7 +170,7 @@ class EmbeddingObjective(ChunkedObjective):
         """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
         return ColumnCollator(tokenizer, self.max_length)
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
@@ -336,7 +338,7 @@ class Matryoshka(EmbeddingObjective):
         self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
         self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> ColumnCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
         return self.inner.collator(tokenizer, seed=seed)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
@@ -363,7 +365,7 @@ def _listed(name: str, values: Any) -> list[Any]:
     return list(values)
 
 
-def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
+def _flat(name: str, array: Array, shape: tuple[int, int]) -> Array:
     """Reshape (examples, columns, ...) to (examples * columns, ...)."""
     array = np.asarray(array) if kernels.array_module(array) is np else array
     if array.shape[:2] != shape:
@@ -371,7 +373,7 @@ def _flat(name: str, array: Array, shape: tuple[int, int]) -> Any:
     return array.reshape(-1, *array.shape[2:])
 
 
-def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Any:
+def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Array:
     """Return labels of `count` examples in float64; a last axis of length 1 is dropped."""
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
     if array.dtype.kind not in "iuf":

@@ -14,7 +14,9 @@ from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.gliner import GLiNERModel
+from bertcore.models.outputs import ModelOutput
 from bertcore.tokenization.prompts import PromptedText, PromptReader, as_batch, split_words
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.mentions import LabelledEntities
@@ -87,7 +89,7 @@ class EntityMaskedLM(MaskedLM):
         collator.masking = self.masking
         return collator
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         """Return the model's loss; only the words' loss for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name not in ("entity_labels", "entity_sample")}
@@ -223,7 +225,7 @@ class GLiNEREntities(Objective):
             raise ValueError(f"masking is {masking!r}, expected 'none' for a model of the token kind")
         self.reduction, self.masking, self.negatives = reduction, masking, check_share("negatives", negatives)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> GLiNERCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> GLiNERCollator:
         return GLiNERCollator(PromptReader.of(tokenizer, self.spec, self._positions), self, seed=seed)
 
     def weight(self, batch: Batch) -> float:
@@ -235,7 +237,7 @@ class GLiNEREntities(Objective):
             return float(sum(np.maximum(words - width, 0).sum() for width in range(self.spec.max_width)))
         return float((words * (kernels.to_host(batch["input_ids"]) == self.spec.class_token).sum(axis=1)).sum())
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         inputs = {name: array for name, array in batch.items() if name not in self.targets}
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:

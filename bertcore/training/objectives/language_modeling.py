@@ -9,8 +9,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
-from bertcore.models.outputs import Later, SpanBoundaryOutput
+from bertcore.models.outputs import Later, ModelOutput, SpanBoundaryOutput
 from bertcore.models.pretraining import AutoModelForSpanBoundary
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import DataCollatorForLanguageModeling, DataCollatorWithPadding, ids_of
 from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives import objective as base
@@ -34,7 +35,7 @@ class MaskedLM(base.Supervised):
         super().__init__(label_smoothing)
         self.masking = masking
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield the tokens of each document in pieces of `max_length`, the last one shorter."""
         special = SpecialTokens(tokenizer)
         limit = text_limit(max_length, len(special))
@@ -43,7 +44,7 @@ class MaskedLM(base.Supervised):
             for start in range(0, len(ids), limit):
                 yield special.around(ids[start : start + limit])
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> base.Collator:
         collator = DataCollatorForLanguageModeling(tokenizer, seed=seed)
         collator.masking = self.masking
         return collator
@@ -70,7 +71,7 @@ class CausalLM(NextWords):
 
     model_class = "AutoModelForCausalLM"
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the end-of-text token, in pieces of `max_length` tokens.
 
         The last piece is shorter. Documents without tokens are left out.
@@ -82,7 +83,7 @@ class CausalLM(NextWords):
             if len(piece) > 1:  # a single token has nothing to predict
                 yield {"input_ids": piece}
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> base.Collator:
         """Pad with the end-of-text token if there is no padding token: padding has no label, and no token sees it."""
         collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
         if collator.pad_token_id is None:
@@ -116,7 +117,7 @@ class SpanBoundary(MaskedLM):
             return super().counts(model, batch)
         return self.weight(batch), model.count_boundaries(kernels.to_host(batch["labels"]), base.real_tokens(batch))
 
-    def loss(self, model: Any, batch: base.Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> ModelOutput:
         out = super().loss(model, batch)
         if not isinstance(out, SpanBoundaryOutput):  # its loss covers only the masked tokens
             raise TypeError(f"SpanBoundary needs an {self.model_class}, the model returned {type(out).__name__}")
@@ -150,7 +151,7 @@ class PermutationLM(base.Supervised):
             raise ValueError(f"share is {share!r}, expected a number above 0, at most 1")
         self.share, self.longest_span = share, check_count("longest_span", longest_span)
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield one stream of all documents, each followed by the separator, in pieces of `max_length` tokens."""
         special, end = SpecialTokens(tokenizer), tokenizer.sep_token_id
         if end is None:
@@ -160,7 +161,7 @@ class PermutationLM(base.Supervised):
             if any(token != end for token in piece):
                 yield special.around(piece)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> base.Collator:
         return PermutationCollator(tokenizer, self, seed=seed)
 
     def order(self, ids: np.ndarray, words: Words, rng: np.random.Generator) -> np.ndarray:
@@ -198,7 +199,7 @@ class PermutationLM(base.Supervised):
 class PermutationCollator(DataCollatorWithPadding):
     """Padded batches with orders chosen by `objective`: perm_mask, target_mapping, labels of predicted tokens."""
 
-    def __init__(self, tokenizer: Any, objective: PermutationLM, *, seed: int = 0):
+    def __init__(self, tokenizer: Tokenizer, objective: PermutationLM, *, seed: int = 0):
         super().__init__(tokenizer)
         self.objective, self.words = objective, Words.of(tokenizer)
         self.rng = np.random.default_rng(check_count("seed", seed, 0))
@@ -257,7 +258,7 @@ class ReplacedToken(base.Objective):
         self.masking, self.source = masking, MaskedLM(masking)
         self.discriminator_weight = check_number("discriminator_weight", discriminator_weight)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> DataCollatorForReplacedTokens:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> DataCollatorForReplacedTokens:
         collator = DataCollatorForReplacedTokens(tokenizer, seed=seed)
         collator.masking = self.masking
         return collator

@@ -16,11 +16,12 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_number
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import Array
+from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.divergences import checked_temperatures, score_divergence
 from bertcore.training.objectives.embeddings import ChunkedObjective, EncoderCollator, WithParts, checked_labels
 from bertcore.training.objectives.objective import Batch
@@ -40,7 +41,7 @@ class TokenVectors(ModelOutput):
 class WithHead(WithParts):
     """An encoder with its head, as one model."""
 
-    def __call__(self, input_ids: Any, attention_mask: Any, scoring_mask: Any) -> TokenVectors:
+    def __call__(self, input_ids: NativeArray, attention_mask: NativeArray, scoring_mask: NativeArray) -> TokenVectors:
         """Return the vectors of texts; all arguments are (texts, length)."""
         seen, scored = (kernels.to_host(mask) != 0 for mask in (attention_mask, scoring_mask))
         stays, ids = seen | scored, kernels.to_host(input_ids)
@@ -92,14 +93,14 @@ class MultiVectorObjective(ChunkedObjective):
         checks.choice("similarity_fn_name", name, ("maxsim", "meanmaxsim"))
         self.encoder, self.is_mean = encoder, name == "meanmaxsim"
 
-    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """Return the loss and the gradient of the scores, (examples, documents), in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def parameters(self, model: Any) -> list[Parameter]:
         return list(self.encoder.head.parameters())
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> LateCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> LateCollator:
         return LateCollator(self.encoder)
 
     def whole(self, model: Any) -> WithHead:
@@ -116,7 +117,7 @@ class MultiVectorObjective(ChunkedObjective):
         scored = kernels.to_host(flat["scoring_mask"]) != 0
         return flat, lambda vectors: self._of_vectors(vectors, scored, groups, checked)
 
-    def _of_vectors(self, vectors: Array, scored: np.ndarray, groups: list, labels: Any) -> tuple[Array, Array]:
+    def _of_vectors(self, vectors: Array, scored: np.ndarray, groups: list, labels: Array) -> tuple[Array, Array]:
         """Return the loss and the gradient of vectors, (texts, length, dim); a group has queries and documents."""
         xp, flat, kept = kernels.array_module(vectors), vectors.reshape(-1, vectors.shape[2]), []
         tokens, counts = np.arange(scored.size).reshape(scored.shape), scored.sum(axis=1)
@@ -157,7 +158,7 @@ class MultipleNegativesRanking(MultiVectorObjective):
         super().__init__(encoder, **more)
         self.scale = check_number("scale", scale, above_zero=True)
 
-    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         value, grad = ranking_loss(self.scale * scores)
         return value, self.scale * grad
 
@@ -171,7 +172,7 @@ class MarginMSE(MultiVectorObjective):
 
     columns = (3, None)
 
-    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         return margin_error(scores, labels)
 
 
@@ -200,5 +201,5 @@ class DistillKLDiv(MultiVectorObjective):
         super().__init__(encoder, **more)
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
-    def of_scores(self, scores: Array, labels: Any) -> tuple[Array, Array]:
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         return score_divergence(scores, labels, self.temperatures)

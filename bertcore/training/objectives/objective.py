@@ -10,9 +10,11 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_numbers, check_share, check_strings
 from bertcore.gradients import Gradients, differentiate, with_loss
+from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import ClassOptions, Pass, kept_losses, use_class_options, use_loss_factors
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.masking import IGNORED
 from bertcore.training.objectives.text_examples import Documents
 
@@ -53,7 +55,7 @@ class Objective:
     pairing: Objective | None = None
     source: Objective | None = None
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> Examples:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
 
         Args:
@@ -66,15 +68,15 @@ class Objective:
             raise NotImplementedError(f"{type(self).__name__} learns from labelled examples, not from raw texts")
         return self.source.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator | None:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> Collator | None:
         """Return the collator of the examples; None if the caller chooses it."""
         return None if self.source is None else self.source.collator(tokenizer, seed=seed)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         """Return the model's output with the loss of one batch, a 0-d array (under a tape a Variable)."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def forward(self, model: Any, batch: Batch) -> Any:
+    def forward(self, model: Any, batch: Batch) -> ModelOutput:
         """Return the model's output with the loss, without gradients. Dropout follows the model's mode."""
         return self.loss(model, batch)
 
@@ -176,7 +178,7 @@ class Sum(Objective):
     def parameters(self, model: Any) -> Sequence[Parameter]:
         return (*self.first.parameters(model), *self.second.parameters(model))
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         out, other = (each.loss(model, part) for each, part in self._parts(model, batch))
         out.loss = functional.add(Pass.begin(batch["input_ids"]), out.loss, other.loss)
         return out
@@ -244,7 +246,7 @@ class CustomLoss(Objective):
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
         self._loss, self.targets, self._outputs = loss, tuple(check_strings("targets", targets)), outputs
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         targets = {name: batch[name] for name in self.targets}
         rest = {name: value for name, value in batch.items() if name not in self.targets}
         return with_loss(model(**rest, **self._outputs), lambda out: self._loss(out, **targets))
@@ -264,7 +266,7 @@ class OwnLoss(Objective):
     def parameters(self, model: Any) -> Sequence[Parameter]:
         return self.source.parameters(model)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         loss, out = self._compute(model, dict(batch), return_outputs=True)
         out.loss = loss
         return out
@@ -306,7 +308,7 @@ class Supervised(Objective):
             raise ValueError(f"class_weights is {class_weights!r}, expected at least one number above 0")
         self.label_smoothing, self.class_weights = check_share("label_smoothing", label_smoothing), weights
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         if not self.label_smoothing and self.class_weights is None:
             return model(**batch)
         options = ClassOptions(self.label_smoothing, self.class_weights)

@@ -10,7 +10,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.models import losses
+from bertcore.models.outputs import ModelOutput
 from bertcore.passes import Pass
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import objective as base
 from bertcore.training.objectives.language_modeling import MaskedLM
 from bertcore.training.objectives.text_examples import Documents, SpecialTokens, document_ids, text_limit
@@ -29,7 +31,7 @@ class SentencePairs(base.Objective):
 
     label = ""  # the name of the labels, in examples and in batches
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         special, rng = SpecialTokens(tokenizer, 2), np.random.default_rng(seed)
         limit = text_limit(max_length, len(special), 2)
         documents, before = filter(None, document_ids(tokenizer, documents)), []
@@ -69,7 +71,7 @@ class NextSentence(SentencePairs):
     label = "next_sentence_label"
     targets = (label,)
 
-    def loss(self, model: Any, batch: base.Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> ModelOutput:
         rest = {name: value for name, value in batch.items() if name != self.label}
         return model(**rest, labels=batch[self.label])
 
@@ -102,7 +104,7 @@ class SentenceOrder(SentencePairs):
     label = "sentence_order_label"
     targets = (label,)
 
-    def loss(self, model: Any, batch: base.Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> ModelOutput:
         out = model(**{name: value for name, value in batch.items() if name != self.label})
         run = Pass.begin(batch["input_ids"])
         out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
@@ -132,10 +134,10 @@ class MaskedLMAndPairs(base.Supervised):
         super().__init__(words.label_smoothing)
         self.words, self.pairing = words, pairs
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         return self.pairing.examples(documents, tokenizer, max_length=max_length, seed=seed)
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> base.Collator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> base.Collator:
         return self.words.collator(tokenizer, seed=seed)
 
 
@@ -173,7 +175,7 @@ class TranslationLM(MaskedLM):
 
     targets = (RESTART,)
 
-    def examples(self, documents: Documents, tokenizer: Any, *, max_length: int, seed: int = 0) -> base.Examples:
+    def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> base.Examples:
         """Yield both texts of each pair, the longer one cut at its end if they are too long together.
 
         `documents` are pairs of texts. A pair with a text without tokens is left out. "restart" of an example is the
@@ -188,7 +190,7 @@ class TranslationLM(MaskedLM):
                 restart = [special.before(1) + len(first), special.before()]
                 yield special.around(first, second) | {RESTART: restart}
 
-    def loss(self, model: Any, batch: base.Batch) -> Any:
+    def loss(self, model: Any, batch: base.Batch) -> ModelOutput:
         texts = {name: value for name, value in batch.items() if name != RESTART}
         if model.spec.max_positions:
             ids = kernels.to_host(batch["input_ids"])

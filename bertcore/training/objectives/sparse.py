@@ -17,12 +17,14 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import Array
+from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
+from bertcore.tape import Tensor
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embedding_losses import DistillKLDiv as DenseDistillKLDiv
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
@@ -55,7 +57,7 @@ class WithRoutes(WithParts):
         self.readers = [encoder.routed(task) if encoder.routes else encoder for task in ("query", "document")]
         super().__init__(model, heads(self.readers))
 
-    def __call__(self, input_ids: Any, attention_mask: Any, columns: Any) -> SparseVectors:
+    def __call__(self, input_ids: NativeArray, attention_mask: NativeArray, columns: NativeArray) -> SparseVectors:
         """Return the vectors of texts; input_ids and attention_mask are (texts, length), columns (texts, 1)."""
         given, run = (attention_mask, input_ids, columns), Pass.begin(input_ids)
         real, ids, columns = map(kernels.to_host, given)
@@ -73,7 +75,7 @@ class WithRoutes(WithParts):
             order = kernels.array_module(input_ids).asarray(order)
             return SparseVectors(sentence_embedding=functional.take_rows(run, found, rows=order))
 
-    def _vectors(self, run: Pass, reader: Any, rows: list[np.ndarray], columns: np.ndarray) -> Any:
+    def _vectors(self, run: Pass, reader: Any, rows: list[np.ndarray], columns: np.ndarray) -> Tensor:
         head, settings = reader.head, reader.settings
         if settings.is_static:
             return token_weights(run, head.weight.value(run), rows=rows)
@@ -96,7 +98,7 @@ def heads(readers: Any) -> list[Block]:
 
 
 @operation()
-def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Any:
+def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Tensor:
     """Return the weights of the distinct tokens of each text, (texts, vocabulary)."""
     xp = kernels.array_module(weight)
     present = np.zeros((len(rows), len(weight)), bool)
@@ -107,7 +109,7 @@ def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Any:
 
 
 @operation()
-def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Any:
+def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Tensor:
     """Return each text's "max" or "sum" of log(1 + relu(logits)): (texts, vocabulary) from (tokens, vocabulary)."""
     xp, spans = kernels.array_module(logits), list(itertools.pairwise(cu_seqlens.tolist()))
     shape = (len(spans), logits.shape[1])
@@ -143,7 +145,7 @@ def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy
 
 
 @operation()
-def codes(run: Pass, vectors: Array, weight: Array, bias: Array, pre_bias: Array, *, head: Any, columns: Any) -> Any:
+def codes(run: Pass, vectors: Array, weight: Array, bias: Array, pre_bias: Array, *, head: Any, columns: Any) -> Tensor:
     """Return an autoencoder's code of vectors (texts, width) and the arrays that its loss compares, side by side.
 
     (texts, hidden_dim + 5 * width): the code of k entries; the vectors; the vectors decoded from k entries, from 4 k
@@ -253,7 +255,7 @@ class SparseObjective(EmbeddingObjective):
     def parameters(self, model: Any) -> list[Parameter]:
         return [parameter for head in heads(self._readers()) for parameter in head.parameters()]
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> SparseCollator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> SparseCollator:
         return SparseCollator(self.encoder)
 
     def whole(self, model: Any) -> WithRoutes:

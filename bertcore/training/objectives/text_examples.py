@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import is_cut
 
 Documents = Iterable[Iterable[str]]
@@ -25,7 +26,7 @@ class ColumnCollator:
         max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int | None = None):
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None):
         self.tokenizer, self.max_length = tokenizer, max_length
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -66,7 +67,7 @@ class ColumnCollator:
 AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one
 
 
-def document_ids(tokenizer: Any, documents: Documents) -> Iterator[list[list[int]]]:
+def document_ids(tokenizer: Tokenizer, documents: Documents) -> Iterator[list[list[int]]]:
     """Yield for each document the ids of its texts, without special tokens; texts without any are left out.
 
     Raises TypeError for a document that is a string.
@@ -82,7 +83,7 @@ def document_ids(tokenizer: Any, documents: Documents) -> Iterator[list[list[int
     yield from _ids_of(tokenizer, waiting)
 
 
-def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[int]]]:
+def _ids_of(tokenizer: Tokenizer, documents: list[list[str]]) -> Iterator[list[list[int]]]:
     texts = [text for document in documents for text in document]
     left_out = "add_special_tokens", "truncation", "return_attention_mask", "return_token_type_ids"
     rows = iter(tokenizer(texts, **dict.fromkeys(left_out, False))["input_ids"])
@@ -90,7 +91,7 @@ def _ids_of(tokenizer: Any, documents: list[list[str]]) -> Iterator[list[list[in
         yield [ids for ids in islice(rows, len(document)) if ids]
 
 
-def stream_pieces(tokenizer: Any, documents: Documents, end: int, size: int) -> Iterator[list[int]]:
+def stream_pieces(tokenizer: Tokenizer, documents: Documents, end: int, size: int) -> Iterator[list[int]]:
     """Yield the ids of all documents in turn, each followed by `end`, in pieces of `size`; the rest comes last.
 
     A document without ids adds nothing.
@@ -119,7 +120,7 @@ def text_limit(max_length: int, special: int, least: int = 1) -> int:
 class SpecialTokens:
     """The special tokens that a tokenizer puts around the ids of one text, or of two (`texts`)."""
 
-    def __init__(self, tokenizer: Any, texts: int = 1):
+    def __init__(self, tokenizer: Tokenizer, texts: int = 1):
         words = [tokenizer.mask_token or tokenizer.unk_token or "a"] * texts  # any text of at least one token
         probe = tokenizer(*words, return_token_type_ids=True)
         self._has_types = "token_type_ids" in tokenizer.model_input_names
