@@ -16,15 +16,18 @@ HEAD_SECONDS = 10.0  # for the head of a request
 READ_SECONDS = 10.0  # for a client to read a part of an answer, 64 kB
 MOST_HEADERS = 100  # each takes 300 bytes of memory, however short
 MOST_HEAD = 1 << 14  # bytes
+LENGTHS = frozenset((b"content-length", b"transfer-encoding"))
 
 
 class Heads(h11.Connection):
-    """h11's, with a limit on the number of a request's headers."""
+    """h11's, which refuses a request with too many headers or with two lengths (RFC 9112, section 6.3)."""
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request) and len(event.headers) > MOST_HEADERS:
             raise h11.RemoteProtocolError(f"more than {MOST_HEADERS} headers")
+        if isinstance(event, h11.Request) and LENGTHS.issubset(name for name, _ in event.headers):
+            raise h11.RemoteProtocolError("a body of two lengths")  # a proxy may have read it by the other one
         return event
 
 
@@ -99,7 +102,8 @@ class Connection(H11Protocol):
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            wrong = f"the request is not valid HTTP/1.1, or has over {MOST_HEADERS} headers or {MOST_HEAD} bytes"
+            wrong = "the request is not valid HTTP/1.1, has both Content-Length and Transfer-Encoding, "
+            wrong += f"or has over {MOST_HEADERS} headers or {MOST_HEAD} bytes"
             body = orjson.dumps({"error": wrong, "error_type": "Validation"})
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
             head = h11.Response(status_code=400, reason="Bad Request", headers=list(headers.items()))

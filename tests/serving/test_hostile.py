@@ -88,8 +88,9 @@ def no_http(port):
     assert broken(port) > before  # others may send the same meanwhile
 
 
-def too_long_a_head(port):
-    for more in (b"X: " + b"x" * 200_000, b"X: " + b"x" * 40_000 + b"\r\n\r\n", b"a:b\r\n" * 100 + b"\r\n"):
+def wrong_headers(port):
+    lengths = b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for more in (lengths, b"X: " + b"x" * 200_000, b"X: " + b"x" * 40_000 + b"\r\n\r\n", b"a:b\r\n" * 100 + b"\r\n"):
         with raw(port, b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + more) as connection:
             assert connection.recv(1000).startswith(b"HTTP/1.1 400")
 
@@ -121,7 +122,7 @@ def unknown_model(port):
 
 
 HOSTILE = (
-    killed_in_the_head, killed_in_the_body, killed_while_it_waits, no_http, too_long_a_head, length_beyond_the_limit,
+    killed_in_the_head, killed_in_the_body, killed_while_it_waits, no_http, wrong_headers, length_beyond_the_limit,
     body_beyond_the_limit, wrong_json, wrong_types, unknown_model,
 )  # fmt: skip
 
