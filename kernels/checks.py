@@ -204,10 +204,14 @@ def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
     return working, float(limits.tiny), float(limits.max)
 
 
-def is_broadcast(array: Any) -> bool:
-    """Return whether elements of `array` share memory because of a stride of 0."""
-    sizes = zip(array.shape, array.strides, strict=True)
-    return array.size > 0 and any(size > 1 and not stride for size, stride in sizes)
+def overlaps_itself(array: Any) -> bool:
+    """Return whether elements of `array` may share memory: an axis steps by less than those within it span."""
+    span, steps = array.itemsize, zip(map(abs, array.strides), array.shape, strict=True)
+    for stride, size in sorted(step for step in steps if step[1] > 1):
+        if stride < span:
+            return array.size > 0
+        span += (size - 1) * stride
+    return False
 
 
 def aligned(**arrays: Any) -> None:
@@ -239,10 +243,10 @@ def updatable(**arrays: Any) -> None:
 def writable_rows(name: str, array: Any) -> None:
     """Raise ValueError unless `array` is writable and its rows are contiguous."""
     flags = array.flags
-    is_writable = getattr(flags, "writeable", True) and not is_broadcast(array)
+    is_writable = getattr(flags, "writeable", True) and not overlaps_itself(array)
     has_rows = array.size == 0 or array.shape[-1] == 1 or array.strides[-1] == array.itemsize
     if not (is_writable and has_rows and getattr(flags, "aligned", True)):
-        what = "not of contiguous rows and aligned" if is_writable else "read-only or broadcast"
+        what = "not of contiguous rows and aligned" if is_writable else "read-only, broadcast or overlapping itself"
         raise ValueError(f"{name} is {what}, expected an array that can be written to row by row")
 
 

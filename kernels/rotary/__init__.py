@@ -151,5 +151,5 @@ def _check(
 def _check_writable(name: str, array: Any) -> None:
     if not getattr(getattr(array, "flags", None), "writeable", True):
         raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
-    if checks.is_broadcast(array):
-        raise ValueError(f"{name} is broadcast, expected an array that can be changed with inplace=True")
+    if checks.overlaps_itself(array):
+        raise ValueError(f"{name} is broadcast or overlaps itself, expected an array for inplace=True without overlap")

@@ -21,6 +21,7 @@ SQUARE, WIDE, GRADIENT = f32(3, 3), f32(3, 4), f32(2, 4, 5, 8)
 OF_THREE, OF_FOUR = (kernels.EmbeddingSaved(IDS, rows) for rows in (3, 4))
 READ_ONLY, READ_ONLY_HEADS = (np.broadcast_to(np.float32(1), shape) for shape in ((3, 3), (7, 4, 8)))
 BROADCAST = np.lib.stride_tricks.as_strided(f32(8), (7, 4, 8), (0, 0, 4))
+OVERLAPPING = np.lib.stride_tricks.as_strided(f32(20), (7, 4, 8), (4, 8, 4))
 SEGMENTS = {"segment_scores": f32(7, 2, 2), "segment_ids": np.zeros(7, int)}
 OTHER_TABLE, WIDE_HEADS = {"position_key": None, "position_query": f32(5, 2, 4)}, normal(1, (2, 4, 5, 8))
 OTHER_KEYS = {"key": f32(8, 2, 4), "value": f32(8, 2, 4)}
@@ -110,6 +111,7 @@ clip_norm([f32(3)] * 2, np.ones(2)) -> TypeError: max_norm array number
 backward("cross_entropy", f32(), SQUARE, IDS, out=WIDE) -> ValueError: out (3, 4) (3, 3)
 backward("cross_entropy", f32(), SQUARE, IDS, out=np.zeros((3, 3))) -> TypeError: out float64 float32
 backward("cross_entropy", f32(), SQUARE, IDS, out=READ_ONLY) -> ValueError: out read-only
+backward("cross_entropy", f32(), SQUARE, IDS, out=OVERLAPPING[:3, 0, :3]) -> ValueError: out overlapping itself
 backward("cross_entropy", f32(), WIDE[:, :3], IDS, out=WIDE[:, 1:]) -> ValueError: out shares memory with input
 dropout(f32(3), 1.0, 0) -> ValueError: p 1.0
 dropout(f32(3), -0.1, 0) -> ValueError: p -0.1
@@ -135,6 +137,7 @@ rotary(PACKED[0], *TABLES, cu_seqlens=OFFSETS, positions=np.arange(7)) -> ValueE
 rotary(PACKED[0], *TABLES, positions=np.arange(3, 10)) -> ValueError: positions[6] 9 0 to 8
 rotary(READ_ONLY_HEADS, *TABLES, inplace=True) -> ValueError: input read-only inplace=True
 rotary(BROADCAST, *TABLES, inplace=True) -> ValueError: input broadcast inplace=True
+rotary(OVERLAPPING, *TABLES, inplace=True) -> ValueError: input overlaps itself inplace=True
 backward("rotary", np.zeros((7, 4, 8), int), PACKED[0], *TABLES) -> TypeError: grad_output int64 float32
 rotary_tables(3, 7) -> ValueError: rotary_dim 7 even
 rotary_tables(3, 8, 0) -> ValueError: theta 0 positive
