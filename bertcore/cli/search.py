@@ -63,6 +63,8 @@ class Search(Corpus):
         super().__post_init__()
         if (self.text or self.index) and self.query is None:  # the first position is the query
             self.corpus, self.query = None, self.corpus
+            if self.query == "-":
+                raise CommandError("QUERY is '-', expected a text: only files are read from standard input")
         if not self.index:
             check_one_source(self.corpus, self.text, name="CORPUS")
         elif self.text or self.corpus:

@@ -47,6 +47,7 @@ USAGE = {  # command line: the error
     "search encoder texts.txt a --queries -": "QUERY and --queries are both given, expected one",
     "search encoder - --queries -": "CORPUS and --queries are both standard input, expected a file for one of them",
     "search encoder texts.txt -": "QUERY is '-', expected a text",
+    "search encoder --text a -": "QUERY is '-', expected a text",
     "rerank encoder - texts.txt": "QUERY is '-', expected a text",
     "answer encoder -": "QUESTION is '-', expected a text",
     "evaluate encoder --queries - --corpus - --qrels a": "--corpus and --queries are both standard input",
