@@ -26,6 +26,7 @@ def test_embeddings(folder, encoder):
 
 
 @pytest.mark.parametrize(("config", "error", "message"), [
+    ([], TypeError, r"config is \[\], expected a dict"),
     ({}, ValueError, "config has nothing, expected 'model'"),
     ({"model": 3}, ValueError, "config has 'model', expected 'model', a model's name"),
     ({"model": "demo", "dtype": "int8"}, ValueError, "config has 'dtype', 'model', expected"),
