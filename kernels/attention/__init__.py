@@ -205,7 +205,8 @@ def attention(
             Numba, float32, float16 or bfloat16 on CUDA, any floating dtype on NumPy. On CUDA head_dim is at most 256,
             with relative tables or segments 128.
         key, value: as the query, possibly of another length. Their number of heads may divide the query's (grouped
-            queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads.
+            queries, Ainslie et al. 2023, arXiv:2305.13245): query head h has their head h * key heads // heads. As in
+            PyTorch's flash attention, sums are divided last: values above the dtype's limit / keys may overflow.
         cu_seqlens: for packed arrays the offsets of the sequences, (sequences + 1,) integers from 0 to the number of
             tokens: sequence s begins at cu_seqlens[s]. On a GPU their values are not checked, and nothing is written
             for tokens outside of all sequences.
