@@ -58,14 +58,14 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.training.arguments import TrainingArguments as TrainingArguments
     from bertcore.training.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
     from bertcore.training.callbacks import TrainerCallback as TrainerCallback
-    from bertcore.training.callbacks import TrainerControl as TrainerControl
-    from bertcore.training.callbacks import TrainerState as TrainerState
     from bertcore.training.collators import DataCollatorForLanguageModeling as DataCollatorForLanguageModeling
     from bertcore.training.collators import DataCollatorForMultipleChoice as DataCollatorForMultipleChoice
     from bertcore.training.collators import DataCollatorForTokenClassification as DataCollatorForTokenClassification
     from bertcore.training.collators import DataCollatorWithPadding as DataCollatorWithPadding
     from bertcore.training.evaluation import EvalPrediction as EvalPrediction
     from bertcore.training.schedules import get_scheduler as get_scheduler
+    from bertcore.training.state import TrainerControl as TrainerControl
+    from bertcore.training.state import TrainerState as TrainerState
     from bertcore.training.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"

@@ -13,7 +13,7 @@ A loop over batches:
 
 from bertcore.training import objectives
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback
 from bertcore.training.checkpoints import NotSaved
 from bertcore.training.collators import (
     DataCollatorForLanguageModeling,
@@ -27,6 +27,7 @@ from bertcore.training.masking import Masking
 from bertcore.training.optimizers import LAMB, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
 from bertcore.training.safeguards import TrainingDiverged
 from bertcore.training.schedules import Schedule, get_scheduler
+from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [

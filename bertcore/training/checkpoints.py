@@ -24,9 +24,9 @@ from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.system import replace
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import TrainerState
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
+from bertcore.training.state import TrainerState
 
 _NAME = re.compile(r"checkpoint-\d+")
 _LEFT = re.compile(r"\.(checkpoint-\d+)\.[0-9a-f]+\.tmp")

@@ -15,7 +15,7 @@ from bertcore import kernels
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.passes import mixed_seed
 from bertcore.training.arguments import TrainingArguments
-from bertcore.training.callbacks import SETTINGS, Callbacks, TrainerControl, TrainerState
+from bertcore.training.callbacks import Callbacks
 from bertcore.training.checkpoints import (
     checkpoint_folder,
     fingerprint_beyond_checkpoints,
@@ -39,6 +39,7 @@ from bertcore.training.safeguards import (
     save_failed_step,
 )
 from bertcore.training.schedules import Schedule
+from bertcore.training.state import SETTINGS, TrainerControl, TrainerState
 
 Batch = Mapping[str, Any]
 LocalBatches = list[tuple[int, Batch]]  # this process's batches of a step, each with its number

@@ -15,7 +15,7 @@ from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
-from bertcore.training.callbacks import Callbacks, TrainerCallback, TrainerControl, TrainerState, reports_of
+from bertcore.training.callbacks import Callbacks, TrainerCallback, reports_of
 from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, recover_checkpoints
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
@@ -27,6 +27,7 @@ from bertcore.training.processes import started_together
 from bertcore.training.run import Run, rates
 from bertcore.training.safeguards import held_back
 from bertcore.training.schedules import BY_METRICS, Schedule, make_schedule, steps_of
+from bertcore.training.state import TrainerControl, TrainerState
 
 
 class TrainOutput(NamedTuple):
