@@ -98,7 +98,8 @@ _LAZY = {
         "tasks.sparse_encoder": "SparseEncoder",
         "tokenization": "AutoTokenizer",
         "training.arguments": "TrainingArguments",
-        "training.callbacks": "EarlyStoppingCallback TrainerCallback TrainerControl TrainerState",
+        "training.callbacks": "EarlyStoppingCallback TrainerCallback",
+        "training.state": "TrainerControl TrainerState",
         "training.collators": "DataCollatorForLanguageModeling DataCollatorForMultipleChoice "
         "DataCollatorForTokenClassification DataCollatorWithPadding",
         "training.evaluation": "EvalPrediction",
