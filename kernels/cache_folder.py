@@ -129,6 +129,7 @@ def _check_status(place: Path, status: os.stat_result, *, is_above: bool = False
 
 def make_private(folder: Path) -> None:
     """Make a folder and its missing parents, with mode 0700. Raises OSError, also as `check_private`."""
+    check_private(folder)  # a link of another user's would lead the new folders elsewhere
     for each in (*reversed(folder.parents), folder):
         with suppress(FileExistsError):
             if not each.exists():

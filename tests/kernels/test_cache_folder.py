@@ -20,6 +20,7 @@ from bertcore.kernels._numba.compile import shipped
 from bertcore.kernels.cache_folder import (
     cache_candidates,
     check_private,
+    make_private,
     read_private,
     usable_cache_folder,
     writable_cache_folder,
@@ -148,6 +149,8 @@ def test_links_are_looked_at_like_folders(tmp_path, users):
     refuses(PermissionError, f"{tmp_path / 'real'} has the mode 0777", check_private, tmp_path / "link" / "file")
     (tmp_path / "circle").symlink_to("circle")
     refuses(OSError, "Too many levels", check_private, tmp_path / "circle")
+    refuses(PermissionError, f"{tmp_path / 'real'} has the mode 0777", make_private, tmp_path / "link" / "a")
+    assert not (tmp_path / "real" / "folder" / "a").exists()
     (tmp_path / "real").chmod(0o700)
     (tmp_path / "file").symlink_to("link/file")  # a file is never a link
     refuses(OSError, "Too many levels", read_private, tmp_path / "file")
