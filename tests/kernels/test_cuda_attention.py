@@ -187,7 +187,7 @@ def test_head_dims_with_tables(cuda, dtype, head_dim):
     [(64, 2, 99), (64, 1, 64), *(pytest.param(128, *other, marks=SLOW) for other in ((2, 163), (1, 99)))],
 )
 def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
-    monkeypatch.setattr(Emulator, "device", lambda self: _cuda.Device(80, 4, shared << 10))
+    monkeypatch.setattr(Emulator, "device", lambda self: _cuda.DeviceProperties(80, 4, shared << 10))
     given = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
     check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
     check(cuda, given, is_causal=True, window=(70, 9))

@@ -187,7 +187,7 @@ class _Recorder:
         return array.ctypes.data
 
     def device(self):
-        return _cuda.Device(compute_capability=90, multiprocessors=7, shared_bytes=0)
+        return _cuda.DeviceProperties(compute_capability=90, multiprocessors=7, shared_bytes=0)
 
     def launch(self, module, kernel, grid, block, args, shared_bytes):
         self.grid = grid
