@@ -22,7 +22,7 @@ CUDA_COMPILER = [  # compiles .cu files to cubin with no driver and no GPU
 # Metrics, progress, plots, and sentences of documents (sentencex: by rules, for some 300 languages).
 TRAINING = ["scikit-learn", "scipy", "tqdm", "matplotlib", "sentencex"]
 
-SERVE = ["starlette>=0.40", "uvicorn>=0.30", "orjson", "prometheus_client"]
+SERVE = ["starlette>=0.40", "uvicorn>=0.30", "h11", "orjson", "prometheus_client"]
 
 # The one place of the version: bertcore/__init__.py, read without importing it.
 INITIAL = (Path(__file__).parent / "src" / "bertcore" / "__init__.py").read_text(encoding="utf-8")
