@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"checkpoint", "kernels"},
     "drawing": {"arguments"},
-    "plots": {"arguments", "drawing", "kernels", "models", "tasks", "training"},
+    "plots": {"arguments", "drawing", "kernels", "models", "tasks", "tokenization", "training"},
     "plugins": {"arguments", "checkpoint", "kernels", "models", "tasks", "tokenization", "training"},
     "serving": {"arguments", "checkpoint", "demo_model", "kernels", "system", "tasks"},
     "tasks": {"arguments", "checkpoint", "gradients", "kernels", "models", "nn", "passes", "system", "tape"}
