@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, warn_caller
 from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
@@ -80,7 +79,7 @@ class EarlyStoppingCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         if args.best_metric not in event["metrics"]:
-            warnings.warn(f"early stopping ignores an evaluation without {args.best_metric}", stacklevel=2)
+            warn_caller(f"early stopping ignores an evaluation without {args.best_metric}")
             return
         value = args.deciding_value(event["metrics"])
         if args.gain(value, self.best) > self.threshold:
