@@ -192,7 +192,7 @@ class _SeedsOnGPU(Seeds):
         return [functools.reduce(mixed_seed, path, seed) for path in self._places]
 
 
-def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> NativeArray | None:
+def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> NativeArray:
     """Return the seeds of this pass, in the places of those that were `drawn` for the graphs."""
     if drawn is None:
         return np.zeros(0, np.uint64)

@@ -9,7 +9,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import as_float32, check_count, check_numbers, required
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import NativeArray
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.quantization import PRECISIONS, Codes
 from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
 from bertcore.tasks.texts import progress_bar
@@ -265,12 +265,12 @@ def sparse_scores(
                 scores[query, rows[part]] += value * weights[part]
 
 
-def is_sparse(embeddings: NativeArray) -> bool:
+def is_sparse(embeddings: Any) -> bool:
     """Return whether embeddings are a sparse matrix of SciPy or a sparse tensor of PyTorch."""
     return hasattr(embeddings, "tocsr") or bool(getattr(embeddings, "is_sparse", False))
 
 
-def sparse_table(name: str, embeddings: NativeArray) -> Any:
+def sparse_table(name: str, embeddings: Any) -> Any:
     """Return embeddings, one row or a table, sparse or dense, as a sparse matrix of finite numbers."""
     from bertcore.tasks.sparse_modules import as_table
 
@@ -420,7 +420,7 @@ def _without_overlap(groups: list[tuple[int, np.ndarray]], texts: int, least: in
     return sorted(kept, key=len, reverse=True)
 
 
-def check_table(name: str, rows: NativeArray) -> np.ndarray:
+def check_table(name: str, rows: ArrayLike) -> np.ndarray:
     """Return rows (n, dim), one for (dim,). Raises TypeError for non-numbers, ValueError for inf, NaN, other shapes."""
     table = np.atleast_2d(check_numbers(name, rows))
     if table.ndim != 2:

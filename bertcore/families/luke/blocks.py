@@ -63,7 +63,7 @@ def merge_rows(run: Pass, first: Tensor, second: Tensor, *, first_rows: NativeAr
 
 
 @operation()
-def split_rows(run: Pass, rows: NativeArray, *, first_rows: NativeArray, second_rows: NativeArray) -> Any:
+def split_rows(run: Pass, rows: Tensor, *, first_rows: NativeArray, second_rows: NativeArray) -> Any:
     """Return the two parts that `merge_rows` joined, given the same indices."""
 
     def pullback(of_first, of_second):
