@@ -54,7 +54,7 @@ class BertcoreEmbeddingFunction(EmbeddingFunction[Documents]):
     def validate_config(config: dict[str, Any]) -> None:
         """Raise ValueError unless the config has a model and only the class's arguments, TypeError for a non-dict."""
         if not isinstance(config, dict):
-            raise TypeError(f"config is {config!r:.80}, expected a dict as of get_config")
+            raise TypeError(f"config is {config!r:.80}, expected a dict as get_config returns it")
         wrong = set(config) - {"model", "truncation"}
         if wrong or not isinstance(config.get("model"), str):
             keys = ", ".join(sorted(map(repr, config))) or "nothing"

@@ -103,7 +103,7 @@ class Connection(H11Protocol):
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             wrong = "the request is not valid HTTP/1.1, has both Content-Length and Transfer-Encoding, "
-            wrong += f"or has over {MOST_HEADERS} headers or {MOST_HEAD} bytes"
+            wrong += f"or has over {MOST_HEADERS} headers or {MOST_HEAD} bytes of them"
             body = orjson.dumps({"error": wrong, "error_type": "Validation"})
             headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
             head = h11.Response(status_code=400, reason="Bad Request", headers=list(headers.items()))
