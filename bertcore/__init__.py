@@ -99,11 +99,11 @@ _LAZY = {
         "tokenization": "AutoTokenizer",
         "training.arguments": "TrainingArguments",
         "training.callbacks": "EarlyStoppingCallback TrainerCallback",
-        "training.state": "TrainerControl TrainerState",
         "training.collators": "DataCollatorForLanguageModeling DataCollatorForMultipleChoice "
         "DataCollatorForTokenClassification DataCollatorWithPadding",
         "training.evaluation": "EvalPrediction",
         "training.schedules": "get_scheduler",
+        "training.state": "TrainerControl TrainerState",
         "training.trainer": "Trainer",
     }.items()
     for name in names.split()
