@@ -123,6 +123,9 @@ def test_translations_and_sequences_equal_sentence_transformers(encoder, tmp_pat
     assert results[0][0] == found and results[1][1:] == results[0][1:] and 0 < found["some_mean_accuracy"] < 1
     assert kind.SequentialEvaluator([])(encoder) == {"sequential_score": 0.0}
     assert "expected 'the cat', found:\n  0." in capsys.readouterr().out
+    narrow = evaluation.MSEEvaluator(["a cat"], ["a cat"], encoder, truncate_dim=1)
+    narrow.truncate_dim = None
+    refuses(ValueError, "the student's embeddings have shape", narrow, encoder)
 
 
 def test_accuracy_of_a_trained_classifier(tmp_path):
@@ -135,6 +138,7 @@ def test_accuracy_of_a_trained_classifier(tmp_path):
     refuses(ValueError, "Softmax has no classifier yet", evaluator(batches), encoder)
     refuses(TypeError, "softmax_model is int, expected the objective Softmax", evaluator, [], softmax_model=3)
     objective.parameters(encoder.model)
+    refuses(ValueError, "dataloader has no examples", evaluator([]), encoder)
     right = 0
     for example in examples:
         batch = objective.collator(encoder.tokenizer)([{"a": example.texts[0], "b": example.texts[1], "label": 0}])

@@ -330,6 +330,8 @@ class LabelAccuracyEvaluator(Evaluator):
             vectors = self._embedded(model.encode, [text for example in batch for text in example.texts])
             predicted = self.softmax_model.predictions(vectors).argmax(-1)
             is_right += [label == example.label for label, example in zip(predicted, batch, strict=True)]
+        if not is_right:
+            raise ValueError("dataloader has no examples, expected at least one")
         return {"accuracy": float(np.mean(is_right))}, "accuracy"
 
 
@@ -389,4 +391,6 @@ def _rows(rows: Any, places: Sequence[int]) -> Any:
 
 
 def _square_error(wanted: Any, vectors: Any) -> float:
+    if wanted.shape != vectors.shape:
+        raise ValueError(f"the student's embeddings have shape {vectors.shape}, the teacher's {wanted.shape}")
     return 100 * float(((wanted - vectors) ** 2).mean())
