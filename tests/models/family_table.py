@@ -450,7 +450,7 @@ _T5 = FamilyCase(
 )  # fmt: skip
 _NEOBERT = FamilyCase(
     EVEN | {"model_type": "neobert", "max_length": 64, "norm_eps": 1e-3},
-    has_peer=False,  # its oracles are in test_neobert.py and test_family_definitions.py
+    has_peer=False,  # its oracle is in test_family_definitions.py
     refused={"max_length": 0, "hidden_size": 40, "intermediate_size": 0, "norm_eps": -1, "model_type": "other"},
 )
 _BERT_HASH = FamilyCase(
