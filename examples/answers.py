@@ -3,10 +3,11 @@
     python examples/answers.py [--seconds 600] [--seed 0] [--json FILE]
 
 The 171 frequently asked questions of Python's documentation should find their own answers among all its sections. The
-short descriptions of packages that were held out from training should find their long ones. The late-interaction child learns from the other packages' descriptions, with in-batch negatives, and keeps a
-vector of 128 numbers for each token. To separate the effects of training and architecture, a copy of the model itself
-gets the same training. The static child is made only from the model's vocabulary, without training. A seed decides
-which packages are held out and the order of training.
+short descriptions of packages that were held out from training should find their long ones. The late-interaction child
+learns from the other packages' descriptions, with in-batch negatives, and keeps a vector of 128 numbers for each token.
+To separate the effects of training and architecture, a copy of the model itself gets the same training. The static
+child is made only from the model's vocabulary, without training. A seed decides which packages are held out and the
+order of training.
 """
 
 from __future__ import annotations
