@@ -8,7 +8,7 @@ from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.pretraining import Discriminator
-from bertcore.models.registry import TOKEN_HEADS, HeadSpec, register, summary_head
+from bertcore.models.registry import TOKEN_HEADS, HeadSpec, discriminator_head, register, summary_head
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -24,16 +24,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """Return ELECTRA's heads, including the discriminator's for replaced tokens and the generator's language model."""
-    discriminator = "discriminator_predictions"
     return TOKEN_HEADS | {
-        "replaced_tokens": ClassifierSpec(
-            f"{discriminator}.dense_prediction",
-            "tokens",
-            dense=f"{discriminator}.dense",
-            activation=read.activation("hidden_act", "gelu"),
-            dropout=0.0,
-            dense_dropout=0.0,
-        ),
+        "replaced_tokens": discriminator_head(read),
         "masked_lm": LanguageModelSpec(
             decoder="generator_lm_head",
             tied_bias="generator_lm_head.bias",

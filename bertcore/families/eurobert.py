@@ -1,17 +1,28 @@
-"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500): Llama's layers with bidirectional attention.
+"""EuroBERT (Boizard et al. 2025, arXiv:2503.05500), jina-embeddings-v5 and UltraBERT.
 
-Root-mean-square norms come first, groups of query heads share keys and values, positions are rotary, and feed-forwards
-are gated with SiLU.
+These are Llama's layers with bidirectional attention: root-mean-square norms come first, groups of query heads
+share keys and values, positions are rotary, and feed-forwards are gated with SiLU.
 """
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from bertcore.checkpoint import NameRules
+from bertcore.checkpoint import Adapters, NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import Family, HeadSpec, in_each_layer, published_code, register
-from bertcore.models.spec import MOST_POSITIONS, ConfigReader, rotary_of_all_layers, standard_spec
+from bertcore.models.spec import (
+    GLOBAL,
+    LOCAL,
+    MOST_LAYERS,
+    MOST_POSITIONS,
+    ConfigReader,
+    by_kind,
+    rotary_of_all_layers,
+    standard_spec,
+)
 from bertcore.nn.layers import RMSNorm
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 
@@ -104,5 +115,110 @@ EUROBERT = register(
             *("modeling_eurobert", "configuration_eurobert"),
             repositories=("EuroBERT/EuroBERT-210m", "EuroBERT/EuroBERT-610m", "EuroBERT/EuroBERT-2.1B"),
         ),
+    )
+)
+
+
+# jina-embeddings-v5-text-nano (arXiv:2602.15547): EuroBERT with an adapter per task, in PEFT's files.
+
+JINA_KEYS = frozenset({"task_names", "auto_map"})
+
+
+def jina_adapters(read: ConfigReader) -> Adapters:
+    """Return the adapters of the tasks in task_names, each in a folder of that name."""
+    tasks = read.names("task_names")
+    for task in tasks:
+        if not re.fullmatch(r"\w[\w.-]*", task):
+            raise ValueError(f"config: task_names has {task!r}, expected plain folder names")
+    return Adapters(tasks, folder="adapters")
+
+
+def jina_config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    """Return a EuroBERT config without adapters, as one of them may be merged into the weights."""
+    return {key: value for key, value in config.items() if key not in JINA_KEYS} | {"model_type": "eurobert"}
+
+
+JINA_EMBEDDINGS_V5 = register(
+    replace(
+        EUROBERT,
+        model_type="jina_embeddings_v5",
+        adapters=jina_adapters,
+        config_to_save=jina_config_to_save,
+        code=published_code(
+            *("modeling_jina_embeddings_v5", "configuration_jina_embeddings_v5"),
+            repositories=("jinaai/jina-embeddings-v5-text-nano",),
+        ),
+    )
+)
+
+
+# UltraBERT: EuroBERT's layers of two kinds.
+
+ULTRABERT_DEFAULTS = DEFAULTS | {
+    "vocab_size": 32000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 11008, "max_position_embeddings": 32768, "layer_norm_eps": 1e-6, "pad_token_id": 0,
+}  # fmt: skip
+EVERY = 3  # every third layer attends to all tokens
+
+
+def ultrabert_spec(config: Mapping[str, Any]) -> EncoderSpec:
+    """Return the spec of an UltraBERT config: some layers attend to all tokens, others to a window.
+
+    Windows and thetas are given by the kind of layer or (in older configs) by layer.
+    """
+    read = ConfigReader(config, ULTRABERT_DEFAULTS)
+    layers = read.size("num_hidden_layers", most=MOST_LAYERS)
+    windows, thetas = (read.numbers(key, layers) for key in ("attention_windows", "rope_theta"))
+    if any(window is not None and window != int(window) for window in windows):
+        raise ValueError(f"config: attention_windows is {list(windows)!r:.200}, expected whole numbers of tokens")
+    kinds = [LOCAL if (index + 1) % EVERY else GLOBAL for index in range(layers)]
+    if windows:
+        kinds = [LOCAL if window else GLOBAL for window in windows]
+    kinds = read.choices("layer_types", kinds, GLOBAL, LOCAL)
+    window = int(next(filter(None, windows), read.size("sliding_window", 128)))
+    sections = read.section("rope_scaling", "rope_parameters")
+    theta_of = {GLOBAL: 10_000.0 if sections.has_keys else 2_560_000.0, LOCAL: 10_000.0}
+    if not sections.has_keys:
+        theta_of |= {kind: theta for kind, theta in zip(kinds, thetas, strict=False) if theta is not None}
+    ropes, longest = read.sections("rope_scaling", "rope_parameters"), read.size("max_position_embeddings")
+    each_layer = by_kind(kinds, ropes, theta_of, (window, window), longest)
+    found = spec(config, defaults=ULTRABERT_DEFAULTS, each_layer=each_layer)
+    return replace(found, is_relative=True, classifier_dropout=read.rate("classifier_dropout", 0.0))
+
+
+def ultrabert_heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
+    """Return the heads of an UltraBERT config; the language model's transform has two linear maps."""
+    sources = {"cls": "first", "mean": "mean"}
+    source = sources[read.choice("classifier_pooling", "cls", *sources)]
+    return {
+        "masked_lm": LanguageModelSpec(
+            "cls",
+            None,
+            transform="head.linear2",
+            activation="gelu_tanh",
+            before="head.linear1",
+            before_size=read.size("prediction_head_size", 768),
+            without_bias=frozenset({"transform"}),
+        ),
+        "sequence_classification": ClassifierSpec("classifier", source),
+        "token_classification": ClassifierSpec("classifier", "tokens"),
+        "question_answering": ClassifierSpec("qa_outputs", "tokens", dropout=0.0),
+    }
+
+
+ULTRABERT = register(
+    replace(
+        EUROBERT,
+        model_type="ultrabert",
+        architecture="Ultrabert",
+        spec_from_config=ultrabert_spec,
+        heads=ultrabert_heads,
+        name_rules=replace(
+            EUROBERT.name_rules,
+            prefix="ultrabert.",
+            heads=("head.", "cls.", "classifier.", "qa_outputs."),
+            tied=(("cls.weight", "embed_tokens.weight"),),
+        ),
+        code=(),
     )
 )

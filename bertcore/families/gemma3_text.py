@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bertcore.checkpoint import NameRules
 from bertcore.families.eurobert import EUROBERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec
 from bertcore.models.registry import HeadSpec, register
@@ -103,14 +102,7 @@ GEMMA3 = register(
         },
         spec_from_config=spec,
         heads=heads,
-        name_rules=NameRules(
-            prefix="model.",
-            heads=("lm_head.", "score."),
-            tied=(("lm_head.weight", "embed_tokens.weight"),),
-            anchor="embed_tokens.weight",
-            endings=(),
-            buffers=("inv_freq",),
-        ),
+        name_rules=replace(EUROBERT.name_rules, heads=("lm_head.", "score."), buffers=("inv_freq",)),
         layer_names=EUROBERT.layer_names | {part: f"layers.{{layer}}.{name}" for part, name in LAYER_NAMES.items()},
         code=(),
     )

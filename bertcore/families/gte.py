@@ -92,11 +92,6 @@ GTE = register(
                 (".lm_head.layer_norm.", ".lm_head.norm."),
             ),
         ),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-        },
         layer_names=in_each_layer(
             "encoder.layer.{layer}.",
             {

@@ -78,12 +78,7 @@ JINA_EMBEDDINGS_V3 = register(
                 (".self_attn.o_proj.", ".mixer.out_proj."),
             ),
         ),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "emb_ln",
-            "pooler": "pooler.dense",
-        },
+        encoder_names=XLM_ROBERTA.encoder_names | {"embeddings_norm": "emb_ln"},
         layer_names=in_each_layer(
             "encoder.layers.{layer}.",
             {

@@ -60,7 +60,7 @@ class NoNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros")
 
-    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map (tokens, features) to (tokens, features)."""
         return functional.affine(run, input, self.weight.value(run), self.bias.value(run), residual)
 
@@ -104,7 +104,7 @@ class Projection(Block):
         self.map = Linear(f"{name}.dense", in_features=in_features, out_features=out_features)
         self.norm = layer.norm(f"{name}.LayerNorm", features=out_features, eps=layer.norm_eps)
 
-    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map (tokens, in_features) to (tokens, out_features)."""
         return self.norm(run, drop(run, self.map(run, input), self.dropout), residual)
 

@@ -86,25 +86,12 @@ MPNET = register(
         architecture="MPNet",
         spec_from_config=spec,
         name_rules=replace(ROBERTA.name_rules, prefix="mpnet."),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "position_embeddings": "embeddings.position_embeddings",
-            "embeddings_norm": "embeddings.LayerNorm",
-            "relative_biases": "encoder.relative_attention_bias",
-            "pooler": "pooler.dense",
-        },
-        layer_names=in_each_layer(
-            "encoder.layer.{layer}.",
-            {
-                "query": "attention.attn.q",
-                "key": "attention.attn.k",
-                "value": "attention.attn.v",
-                "attention_output": "attention.attn.o",
-                "attention_norm": "attention.LayerNorm",
-                "expand": "intermediate.dense",
-                "contract": "output.dense",
-                "feed_forward_norm": "output.LayerNorm",
-            },
+        encoder_names=ROBERTA.encoder_names | {"relative_biases": "encoder.relative_attention_bias"},
+        layer_names=ROBERTA.layer_names
+        | in_each_layer(
+            "encoder.layer.{layer}.attention.",
+            {"query": "attn.q", "key": "attn.k", "value": "attn.v", "attention_output": "attn.o"}
+            | {"attention_norm": "LayerNorm"},
         ),
         adapter=BiasAdapter,
     )

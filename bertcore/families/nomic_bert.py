@@ -16,7 +16,7 @@ from bertcore import kernels
 from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
-from bertcore.heads import ClassifierSpec, LanguageModelSpec
+from bertcore.heads import ClassifierSpec
 from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.deferred import computed
 from bertcore.kernels.precision import working_dtype
@@ -246,10 +246,8 @@ def config_to_save(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str,
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """Return the heads of a NomicBERT config; only sequence classifiers have a pooler."""
     return {
-        "masked_lm": LanguageModelSpec(
-            decoder="cls.predictions.decoder",
-            tied_bias="cls.predictions.bias",
-            transform="cls.predictions.transform.dense",
+        "masked_lm": replace(
+            BERT.heads(ConfigReader({}))["masked_lm"],
             transform_norm="cls.predictions.transform.layer_norm",
             activation=_activation(read),
         ),
@@ -271,10 +269,7 @@ NOMIC_BERT = register(
         name_rules=NameRules(
             prefix="nomic_bert.",
             heads=("pooler.", "cls.predictions.", "classifier."),
-            tied=(
-                ("cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"),
-                ("cls.predictions.decoder.bias", "cls.predictions.bias"),
-            ),
+            tied=BERT.name_rules.tied,
             endings=(),
             buffers=("inv_freq", *INDEX_BUFFERS),
             modules=(
@@ -286,11 +281,7 @@ NOMIC_BERT = register(
                 (".mlp.down_proj.", ".mlp.fc2."),
             ),
         ),
-        encoder_names={
-            "word_embeddings": "embeddings.word_embeddings",
-            "type_embeddings": "embeddings.token_type_embeddings",
-            "embeddings_norm": "emb_ln",
-        },
+        encoder_names=BERT.encoder_names | {"embeddings_norm": "emb_ln"},
         layer_names=in_each_layer(
             "encoder.layers.{layer}.",
             {

@@ -8,7 +8,7 @@ from typing import Any
 from bertcore.checkpoint import NameRules
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
-from bertcore.models.registry import POOLED_HEADS, HeadSpec, fewer_layers, register
+from bertcore.models.registry import POOLED_HEADS, HeadSpec, discriminator_head, fewer_layers, register
 from bertcore.models.spec import ConfigReader, standard_spec
 from bertcore.nn.spec import EncoderSpec
 
@@ -28,15 +28,7 @@ def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
 
 def heads_and_discriminator(read: ConfigReader) -> Mapping[str, HeadSpec]:
     """Return the heads and CodeBERT's unpublished one for replaced tokens, which is like ELECTRA's."""
-    replaced_tokens = ClassifierSpec(
-        "discriminator_predictions.dense_prediction",
-        "tokens",
-        dense="discriminator_predictions.dense",
-        activation=read.activation("hidden_act", "gelu"),
-        dropout=0.0,
-        dense_dropout=0.0,
-    )
-    return {**heads(read), "replaced_tokens": replaced_tokens}
+    return {**heads(read), "replaced_tokens": discriminator_head(read)}
 
 
 def spec(config: Mapping[str, Any], vocab_size: int = 30522, **choices: Any) -> EncoderSpec:

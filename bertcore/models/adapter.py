@@ -43,7 +43,7 @@ class Encoded:
     traced: dict[str, tuple | None] = field(default_factory=dict)
     pooler: Block | None = None
 
-    _pooled: Tensor = None
+    _pooled: Tensor | None = None
 
     @property
     def pooled(self) -> Tensor:

@@ -51,6 +51,13 @@ def summary_head(read: ConfigReader, output: str, *, source: str, activation: st
     )
 
 
+def discriminator_head(read: ConfigReader) -> ClassifierSpec:
+    """Return ELECTRA's head for replaced tokens."""
+    name, activation = "discriminator_predictions", read.activation("hidden_act", "gelu")
+    how = {"dense": f"{name}.dense", "activation": activation, "dropout": 0.0, "dense_dropout": 0.0}
+    return ClassifierSpec(f"{name}.dense_prediction", "tokens", **how)
+
+
 def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any]:
     """Return a generator's config with a share of the layers, for families without narrower embeddings."""
     layers = ConfigReader(config).size("num_hidden_layers", 12)

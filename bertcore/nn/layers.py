@@ -44,7 +44,7 @@ class Linear(Block):
         if bias:
             self.bias = Parameter(*(f"{name}.bias" for name in names), shape=(out_features,), initial="zeros")
 
-    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
         """Map (tokens, in_features) to (tokens, out_features of all names); `dropout` is the rate in training."""
         bias = None if self.bias is None else self.bias.value(run)
         given = input, self.weight.weight(run), bias, residual
@@ -76,7 +76,7 @@ class LayerNorm(Block):
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
         self.bias = Parameter(f"{name}.bias", shape=(features,), initial="zeros") if bias else None
 
-    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
         """Map (tokens, features) to (tokens, features); `dropout` is the rate of `input` in training."""
         given = input, self.weight.value(run), None if self.bias is None else self.bias.value(run), residual
         if dropout and run.seeds:
@@ -93,7 +93,7 @@ class RMSNorm(Block):
         self.eps = eps
         self.weight = Parameter(f"{name}.weight", shape=(features,), initial="ones")
 
-    def __call__(self, run: Pass, input: Tensor, residual: Tensor = None) -> Tensor:
+    def __call__(self, run: Pass, input: Tensor, residual: Tensor | None = None) -> Tensor:
         """Map (tokens, features) to (tokens, features)."""
         return functional.rms_norm(run, input, self.factors(run), residual, eps=self.eps)
 

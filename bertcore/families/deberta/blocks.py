@@ -299,7 +299,7 @@ class DisentangledAttention(SelfAttention):
         return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 
     def attend_to(
-        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Tensor = None, rows: Any = None
+        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Tensor | None = None, rows: Any = None
     ) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, hidden).
 

@@ -158,7 +158,7 @@ class RelativeAttention(Sublayer):
         keys: tuple[Any, Any, Any],
         context: RecurrentContext,
         weight: Parameter,
-        segment_scores: Tensor = None,
+        segment_scores: Tensor | None = None,
     ) -> Tensor:
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)

@@ -140,7 +140,7 @@ class TwoStreamAttention(RelativeAttention):
         """Return the projection of distances, which tokens do not pass."""
         yield self.positions
 
-    def output(self, run: Pass, mixed: Tensor, residual: Tensor = None, *, dropout: float = 0.0) -> Tensor:
+    def output(self, run: Pass, mixed: Tensor, residual: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
         """Map the attended values back to the layer's width."""
         if dropout and run.seeds:
             return dropped_linear(run, mixed, self.output_weight.weight(run), None, residual, None, dropout)

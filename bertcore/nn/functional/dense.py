@@ -46,7 +46,13 @@ class ObservedWeight(NamedTuple):
 
 
 def linear(
-    run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor = None, *, activation: str | None = None
+    run: Pass,
+    input: Tensor,
+    weight: Any,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    activation: str | None = None,
 ) -> Tensor:
     """Return activation(input @ weight.T + bias) + residual; see `kernels.linear`.
 
@@ -151,7 +157,13 @@ def _linear_of_low_rank(
 
 @operation(has_step=True)
 def _linear(
-    run: Pass, input: Tensor, weight: Any, bias: Tensor, residual: Tensor = None, *, activation: str | None = None
+    run: Pass,
+    input: Tensor,
+    weight: Any,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    activation: str | None = None,
 ) -> Tensor:
     return _with_pullback(run, input, weight, bias, residual, activation, needs_weight=True)
 
