@@ -5,59 +5,60 @@ import asyncio
 import pytest
 
 from bertcore.tasks.texts import TextsCutWarning
+from tests.lazy import lazy
 from tests.plugins.texts import LONG, TEXTS, close
+from tests.refusals import refuses
 
-haystack = pytest.importorskip("haystack")
-
-from bertcore.plugins.haystack import BertcoreDocumentEmbedder, BertcoreTextEmbedder  # noqa: E402
+haystack, plugin = lazy("haystack"), lazy("bertcore.plugins.haystack")
 
 
 def test_embeddings(folder, encoder):
-    close(BertcoreTextEmbedder(folder).run(text=TEXTS[0])["embedding"], encoder.encode_query(TEXTS[0]))
+    close(plugin.BertcoreTextEmbedder(folder).run(text=TEXTS[0])["embedding"], encoder.encode_query(TEXTS[0]))
     given = [haystack.Document(content=text, meta={"from": "a", "none": None}) for text in TEXTS]
-    found = BertcoreDocumentEmbedder(folder).run(documents=given)["documents"]
+    found = plugin.BertcoreDocumentEmbedder(folder).run(documents=given)["documents"]
     close([document.embedding for document in found], encoder.encode(TEXTS))
     assert [document.id for document in found] == [document.id for document in given]
     assert all(document.embedding is None for document in given)
-    embedder = BertcoreDocumentEmbedder(
+    embedder = plugin.BertcoreDocumentEmbedder(
         folder, meta_fields_to_embed=["from", "none", "absent"], embedding_separator=" "
     )
     close(embedder.run(documents=given)["documents"][0].embedding, encoder.encode(f"a {TEXTS[0]}"))
-    assert BertcoreDocumentEmbedder(folder).run(documents=[]) == {"documents": []}
+    assert plugin.BertcoreDocumentEmbedder(folder).run(documents=[]) == {"documents": []}
     with pytest.raises(TypeError, match="meta_fields_to_embed is 'from', expected a list of strings"):
-        BertcoreDocumentEmbedder(folder, meta_fields_to_embed="from")
+        plugin.BertcoreDocumentEmbedder(folder, meta_fields_to_embed="from")
 
 
-@pytest.mark.parametrize(("name", "given"), [("documents", "a"), (r"documents\[1\]", [haystack.Document(), "a"])])
-def test_what_is_no_text_or_document(folder, name, given):
-    with pytest.raises(TypeError, match=f"{name} is str, expected a list of Documents"):
-        BertcoreDocumentEmbedder(folder).run(documents=given)
-    with pytest.raises(TypeError, match="documents is Document, expected a list of Documents"):
-        BertcoreDocumentEmbedder(folder).run(documents=haystack.Document())
-    with pytest.raises(TypeError, match="text is list, expected a string"):
-        BertcoreTextEmbedder(folder).run(text=["a"])
+def test_what_is_no_text_or_document(folder):
+    document, run = haystack.Document(), plugin.BertcoreDocumentEmbedder(folder).run
+    for given, message in (
+        ("a", "documents is str, expected a list of Documents"),
+        ([document, "a"], r"documents\[1\] is str, expected a list of Documents"),
+        (document, "documents is Document, expected a list of Documents"),
+    ):
+        refuses(TypeError, message, run, documents=given)
+    refuses(TypeError, "text is list, expected a string", plugin.BertcoreTextEmbedder(folder).run, text=["a"])
 
 
 def test_prefix_and_suffix(folder, encoder):
     around = {"prefix": "a cat ", "suffix": " a mat"}
-    found = BertcoreTextEmbedder(folder, **around).run(text="the")["embedding"]
+    found = plugin.BertcoreTextEmbedder(folder, **around).run(text="the")["embedding"]
     close(found, encoder.encode("a cat the a mat"))
     given = [haystack.Document(content="the")]
-    close(BertcoreDocumentEmbedder(folder, **around).run(documents=given)["documents"][0].embedding, found)
+    close(plugin.BertcoreDocumentEmbedder(folder, **around).run(documents=given)["documents"][0].embedding, found)
 
 
 def test_asynchronous_runs(folder):
-    text, documents = BertcoreTextEmbedder(folder), BertcoreDocumentEmbedder(folder)
+    text, documents = plugin.BertcoreTextEmbedder(folder), plugin.BertcoreDocumentEmbedder(folder)
     given = [haystack.Document(content=text) for text in TEXTS]
     assert asyncio.run(text.run_async(text=TEXTS[0])) == text.run(text=TEXTS[0])
     assert asyncio.run(documents.run_async(documents=given)) == documents.run(documents=given)
 
 
 def test_truncation(folder, encoder):
-    chunked = BertcoreTextEmbedder(folder, truncation="chunk").run(text=LONG)["embedding"]
+    chunked = plugin.BertcoreTextEmbedder(folder, truncation="chunk").run(text=LONG)["embedding"]
     close(chunked, encoder.encode_query(LONG, truncation="chunk"))
     with pytest.warns(TextsCutWarning):
-        BertcoreDocumentEmbedder(folder).run(documents=[haystack.Document(content=LONG)])
+        plugin.BertcoreDocumentEmbedder(folder).run(documents=[haystack.Document(content=LONG)])
 
 
 def test_a_pipeline_and_its_file(folder, encoder):
@@ -66,9 +67,9 @@ def test_a_pipeline_and_its_file(folder, encoder):
 
     store = InMemoryDocumentStore(embedding_similarity_function="cosine")
     documents = [haystack.Document(content=text) for text in TEXTS]
-    store.write_documents(BertcoreDocumentEmbedder(folder).run(documents=documents)["documents"])
+    store.write_documents(plugin.BertcoreDocumentEmbedder(folder).run(documents=documents)["documents"])
     pipeline = haystack.Pipeline()
-    pipeline.add_component("embedder", BertcoreTextEmbedder(folder, truncation="chunk"))
+    pipeline.add_component("embedder", plugin.BertcoreTextEmbedder(folder, truncation="chunk"))
     pipeline.add_component("retriever", InMemoryEmbeddingRetriever(store, top_k=2))
     pipeline.connect("embedder.embedding", "retriever.query_embedding")
     query = "the cat on a mat"
@@ -79,6 +80,6 @@ def test_a_pipeline_and_its_file(folder, encoder):
     around = {"prefix": "", "suffix": ""}
     assert written["init_parameters"] == {"model": str(folder), "truncation": "chunk", **around}
     alone = haystack.Pipeline()
-    alone.add_component("embedder", BertcoreTextEmbedder(folder, truncation="chunk"))
+    alone.add_component("embedder", plugin.BertcoreTextEmbedder(folder, truncation="chunk"))
     read = haystack.Pipeline.loads(alone.dumps(), allowed_modules=["bertcore.plugins.haystack"])
     close(read.run({"embedder": {"text": query}})["embedder"]["embedding"], encoder.encode_query(query))

@@ -2,34 +2,32 @@
 
 import asyncio
 
-import pytest
-
+from tests.lazy import lazy
 from tests.plugins.texts import TEXTS, close
+from tests.refusals import refuses
 
-vectorstores = pytest.importorskip("langchain_core.vectorstores")
-
-from bertcore.plugins.langchain import BertcoreEmbeddings  # noqa: E402
+vectorstores, plugin = lazy("langchain_core.vectorstores"), lazy("bertcore.plugins.langchain")
 
 
 def test_embeddings(folder, encoder):
-    embeddings = BertcoreEmbeddings(folder)
+    embeddings = plugin.BertcoreEmbeddings(folder)
     close(embeddings.embed_documents(TEXTS), encoder.encode(TEXTS))
     close(embeddings.embed_query(TEXTS[0]), encoder.encode_query(TEXTS[0]))
     close(asyncio.run(embeddings.aembed_documents(TEXTS[:2])), encoder.encode(TEXTS[:2]))
     assert isinstance(embeddings.embed_query("a")[0], float) and embeddings.embed_documents([]) == []
-    short = BertcoreEmbeddings(encoder, truncate_dim=7, normalize_embeddings=True)
+    short = plugin.BertcoreEmbeddings(encoder, truncate_dim=7, normalize_embeddings=True)
     close(short.embed_documents(TEXTS), encoder.encode(TEXTS, truncate_dim=7, normalize_embeddings=True))
 
 
 def test_one_text_in_the_place_of_several(folder):
-    with pytest.raises(TypeError, match="texts is str, expected a list of strings"):
-        BertcoreEmbeddings(folder).embed_documents("abc")
-    with pytest.raises(TypeError, match="text is list, expected a string"):
-        BertcoreEmbeddings(folder).embed_query(["abc"])
+    refuses(
+        TypeError, "texts is str, expected a list of strings", plugin.BertcoreEmbeddings(folder).embed_documents, "abc"
+    )
+    refuses(TypeError, "text is list, expected a string", plugin.BertcoreEmbeddings(folder).embed_query, ["abc"])
 
 
 def test_a_store(folder, encoder):
-    store = vectorstores.InMemoryVectorStore(BertcoreEmbeddings(folder))
+    store = vectorstores.InMemoryVectorStore(plugin.BertcoreEmbeddings(folder))
     store.add_texts(TEXTS)
     query = "the cat on a mat"
     scores = encoder.similarity(encoder.encode_query([query]), encoder.encode(TEXTS))[0]

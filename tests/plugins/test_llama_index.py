@@ -5,15 +5,14 @@ import asyncio
 import pytest
 
 from bertcore.tasks.texts import TextsCutWarning
+from tests.lazy import lazy
 from tests.plugins.texts import LONG, TEXTS, close
 
-core = pytest.importorskip("llama_index.core")
-
-from bertcore.plugins.llama_index import BertcoreEmbedding  # noqa: E402
+core, plugin = lazy("llama_index.core"), lazy("bertcore.plugins.llama_index")
 
 
 def test_embeddings(folder, encoder):
-    embedding = BertcoreEmbedding(folder, embed_batch_size=2)
+    embedding = plugin.BertcoreEmbedding(folder, embed_batch_size=2)
     close(embedding.get_text_embedding_batch(TEXTS), encoder.encode(TEXTS))
     close(embedding.get_text_embedding(TEXTS[0]), encoder.encode(TEXTS[0]))
     close(embedding.get_query_embedding(TEXTS[0]), encoder.encode_query(TEXTS[0]))
@@ -23,16 +22,16 @@ def test_embeddings(folder, encoder):
 
 
 def test_settings(folder):
-    embedding = BertcoreEmbedding(folder, truncation="chunk")
+    embedding = plugin.BertcoreEmbedding(folder, truncation="chunk")
     assert embedding.to_dict()["model_name"] == str(folder) and embedding.to_dict()["class_name"] == "BertcoreEmbedding"
     whole = embedding.get_text_embedding(LONG)
     with pytest.warns(TextsCutWarning):
-        assert BertcoreEmbedding(folder).get_text_embedding(LONG) != whole
+        assert plugin.BertcoreEmbedding(folder).get_text_embedding(LONG) != whole
 
 
 def test_an_index(folder, encoder):
     documents = [core.Document(text=text) for text in TEXTS if text]
-    index = core.VectorStoreIndex.from_documents(documents, embed_model=BertcoreEmbedding(folder))
+    index = core.VectorStoreIndex.from_documents(documents, embed_model=plugin.BertcoreEmbedding(folder))
     query = "the cat on a mat"
     texts = [text for text in TEXTS if text]
     scores = encoder.similarity(encoder.encode_query([query]), encoder.encode(texts))[0]

@@ -3,13 +3,10 @@
 import numpy as np
 import pytest
 
-mteb = pytest.importorskip("mteb")
+from tests.lazy import lazy
+from tests.plugins.texts import TEXTS, close
 
-from mteb.mocks import mock_tasks  # noqa: E402
-
-from bertcore.plugins.mteb import MTEBEncoder  # noqa: E402
-from tests.plugins.texts import TEXTS, close  # noqa: E402
-
+mteb, mock_tasks, plugin = lazy("mteb"), lazy("mteb.mocks.mock_tasks"), lazy("bertcore.plugins.mteb")
 pytestmark = pytest.mark.parity
 TASKS = ["MockRetrievalTask", "MockSTSTask", "MockRerankingTask", "MockClassificationTask"]
 TASKS += ["MockSummarizationTask", "MockPairClassificationTask", "MockBitextMiningTask"]
@@ -25,11 +22,11 @@ def test_scores_are_those_of_sentence_transformers(folder, task):
     from sentence_transformers import SentenceTransformer
 
     expected = main_scores(SentenceTransformer(str(folder), device="cpu"), task)
-    assert main_scores(MTEBEncoder(folder), task) == pytest.approx(expected, abs=1e-4)
+    assert main_scores(plugin.MTEBEncoder(folder), task) == pytest.approx(expected, abs=1e-4)
 
 
 def test_the_interface(folder, encoder):
-    made = MTEBEncoder(folder)
+    made = plugin.MTEBEncoder(folder)
     assert isinstance(made, mteb.EncoderProtocol)
     about = made.mteb_model_meta
     assert about.name == "bertcore/encoder" and about.embed_dim == encoder.embedding_dimension
@@ -46,7 +43,7 @@ def test_the_interface(folder, encoder):
     ({"MockRetrievalTask-query": "most: ", "MockRetrievalTask": "own: "}, "most: "),
 ])  # fmt: skip
 def test_prompts_in_the_order_of_mteb(folder, encoder, prompts, prompt):
-    made = MTEBEncoder(folder, prompts={"query": "paris is ", **prompts})
+    made = plugin.MTEBEncoder(folder, prompts={"query": "paris is ", **prompts})
     task = mock_tasks.MockRetrievalTask().metadata
     given = {"task_metadata": task, "hf_split": "test", "hf_subset": "default"}
     batches = [{"text": TEXTS[:2]}, {"text": TEXTS[2:]}]

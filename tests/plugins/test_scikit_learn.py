@@ -9,6 +9,7 @@ import pytest
 from bertcore import SentenceEncoder, use_backend
 from bertcore.tasks.texts import TextsCutWarning
 from tests.plugins.texts import LONG, TEXTS, close
+from tests.refusals import refuses
 from tests.tiny_bert import VOCABULARY, WIDTH, random_texts, save_tiny_encoder, write_json
 
 sklearn = pytest.importorskip("sklearn")
@@ -100,8 +101,7 @@ def test_embeddings(folder, encoder):
     assert short.get_feature_names_out().tolist() == [f"textembedder{number}" for number in range(7)]
     close(pickle.loads(pickle.dumps(short)).transform(TEXTS), short.transform(TEXTS))
     assert len(pickle.dumps(short)) < 2000
-    with pytest.raises(TypeError, match=r"X\[1\] is float, expected str"):
-        embedder.fit(["a", 0.5])
+    refuses(TypeError, r"X\[1\] is float, expected str", embedder.fit, ["a", 0.5])
 
 
 def test_a_folder_that_is_written_anew_is_read_anew(tmp_path):
@@ -153,8 +153,7 @@ def test_the_classifier_learns(classifier):
 def test_the_classifier_is_kept(classifier):
     restored = pickle.loads(pickle.dumps(classifier))
     np.testing.assert_array_equal(restored.predict_proba(TEXTS), classifier.predict_proba(TEXTS))
-    with pytest.raises(NotFittedError):
-        clone(classifier).predict(TEXTS)
+    refuses(NotFittedError, None, clone(classifier).predict, TEXTS)
 
 
 def test_the_classifier_is_made_again(folder, classifier):
@@ -174,12 +173,9 @@ def test_long_texts_and_wrong_ones(folder, classifier):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clone(classifier).set_params(truncation="chunk", epochs=1).fit(WORDS[:9], LABELS[:9]).predict([LONG])
-    with pytest.raises(ValueError, match="y has 2 labels of 1 classes for 2 texts"):
-        TextClassifier(folder).fit(["a", "b"], [1, 1])
-    with pytest.raises(ValueError, match="y has 1 labels of 1 classes for 2 texts"):
-        TextClassifier(folder).fit(["a", "b"], [1])
-    with pytest.raises(TypeError, match="X is str, expected a list of strings"):
-        classifier.predict("the cat")
+    refuses(ValueError, "y has 2 labels of 1 classes for 2 texts", TextClassifier(folder).fit, ["a", "b"], [1, 1])
+    refuses(ValueError, "y has 1 labels of 1 classes for 2 texts", TextClassifier(folder).fit, ["a", "b"], [1])
+    refuses(TypeError, "X is str, expected a list of strings", classifier.predict, "the cat")
 
 
 @pytest.mark.parametrize("labels", [[0, np.nan], [0.5, 1.0], np.eye(2), None, ["a", None], ["a", np.nan]])
@@ -199,8 +195,7 @@ def test_labels_that_are_no_classes(labels):
 ])  # fmt: skip
 def test_invalid_settings_fail_before_training(folder, settings, message, monkeypatch):
     monkeypatch.setattr("bertcore.plugins.scikit_learn.Trainer.train", None)
-    with pytest.raises((TypeError, ValueError), match=message):
-        TextClassifier(folder).set_params(**settings).fit(["a", "b"], [0, 1])
+    refuses((TypeError, ValueError), message, TextClassifier(folder).set_params(**settings).fit, ["a", "b"], [0, 1])
 
 
 @pytest.mark.parametrize("make", [lambda: 3, lambda: np.int64(3), lambda: np.random.RandomState(3)])
@@ -223,8 +218,7 @@ def test_no_random_state_draws_one(folder, monkeypatch):
     monkeypatch.setattr(scikit_learn, "TrainingArguments", note)
     np.random.seed(0)
     for _ in range(3):
-        with pytest.raises(InterruptedError):
-            TextClassifier(folder, random_state=None).fit(WORDS[:2], LABELS[:2])
+        refuses(InterruptedError, None, TextClassifier(folder, random_state=None).fit, WORDS[:2], LABELS[:2])
     assert len(seeds) == 3
 
 

@@ -3,17 +3,17 @@
 import numpy as np
 import pytest
 
+from tests.lazy import lazy
 from tests.plugins.texts import TEXTS, close
 
 pytestmark = pytest.mark.parity
-sentence_transformers = pytest.importorskip("sentence_transformers")
-
-from bertcore.plugins.sentence_transformers import EncoderModule  # noqa: E402
+sentence_transformers = lazy("sentence_transformers")
+plugin = lazy("bertcore.plugins.sentence_transformers")
 
 
 @pytest.fixture(scope="module")
 def model(folder):
-    module = EncoderModule(folder)
+    module = plugin.EncoderModule(folder)
     return sentence_transformers.SentenceTransformer(modules=[module], prompts={"query": "paris is "}, device="cpu")
 
 
@@ -69,4 +69,4 @@ def test_a_folder_that_is_loaded_again(model, tmp_path):
     model.save_pretrained(str(tmp_path / "saved"))
     loaded = sentence_transformers.SentenceTransformer(str(tmp_path / "saved"), device="cpu", trust_remote_code=True)
     np.testing.assert_array_equal(loaded.encode(TEXTS), model.encode(TEXTS))
-    assert isinstance(loaded[0], EncoderModule)
+    assert isinstance(loaded[0], plugin.EncoderModule)

@@ -1,18 +1,20 @@
 """spaCy's pipelines with our component."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 from bertcore.tasks.texts import TextsCutWarning
+from tests.lazy import lazy
 from tests.plugins.texts import LONG, TEXTS, close
 
-spacy = pytest.importorskip("spacy")
-
-import bertcore.plugins.spacy  # noqa: E402, F401
+spacy = lazy("spacy")
 
 
 @pytest.fixture(scope="module")
 def nlp(folder):
+    importlib.import_module("bertcore.plugins.spacy")  # it registers the component
     nlp = spacy.blank("en")
     nlp.add_pipe("bertcore", config={"model": str(folder)})
     return nlp

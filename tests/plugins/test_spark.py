@@ -9,6 +9,7 @@ import pytest
 
 from bertcore import use_backend
 from tests.plugins.texts import LONG, TEXTS
+from tests.refusals import refuses
 from tests.tiny_bert import random_texts
 
 sql = pytest.importorskip("pyspark.sql")
@@ -66,11 +67,9 @@ def test_an_empty_frame(spark, folder):
     (["a"], "text string", {"prompt_name": "no"}, "prompt_name is 'no'"),
 ])  # fmt: skip
 def test_what_is_refused(spark, folder, texts, schema, options, message):
-    with pytest.raises(PythonException, match=message):
-        embedded(spark, texts, embedding_udf(folder, **options), schema)
+    refuses(PythonException, message, embedded, spark, texts, embedding_udf(folder, **options), schema)
 
 
 def test_a_column_that_is_not_there(spark, folder):
     frame = spark.createDataFrame([("a",)], "body string")
-    with pytest.raises(Exception, match="`text` cannot be resolved"):
-        frame.withColumn("embedding", embedding_udf(folder)("text"))
+    refuses(Exception, "`text` cannot be resolved", frame.withColumn, "embedding", embedding_udf(folder)("text"))

@@ -2,11 +2,10 @@
 
 import pytest
 
-pytestmark = pytest.mark.parity
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+from tests.lazy import lazy
 
-from bertcore.plugins.transformers import attention_forward, register_attention  # noqa: E402
+pytestmark = pytest.mark.parity
+torch, transformers, plugin = lazy("torch"), lazy("transformers"), lazy("bertcore.plugins.transformers")
 
 SIZES = {"hidden_size": 36, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 99, "intermediate_size": 53}
 MODELS = {
@@ -21,7 +20,7 @@ MODELS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def registered():
-    register_attention()
+    plugin.register_attention()
 
 
 def pair(name):
@@ -66,7 +65,7 @@ def test_dropout_follows_pytorchs_generator():
     module, found = torch.nn.Module(), []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        found.append(attention_forward(module, heads, heads, heads, None, dropout=0.5)[0])
+        found.append(plugin.attention_forward(module, heads, heads, heads, None, dropout=0.5)[0])
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
     with pytest.raises(ValueError, match=r"softcap is 3\.0, expected None"):
-        attention_forward(module, heads, heads, heads, None, softcap=3.0)
+        plugin.attention_forward(module, heads, heads, heads, None, softcap=3.0)

@@ -70,8 +70,7 @@ def test_sqlite(index, tmp_path):
         found = connection.execute(asked, (query.tobytes(),)).fetchall()
         assert [row[0] for row in found] == some and [row[2] for row in found] == [f"text {id}" for id in some]
         np.testing.assert_allclose([1 - row[1] for row in found], best, atol=1e-5)
-    with pytest.raises(sqlite3.OperationalError, match="notes"):  # which exists
-        vector_search.to_sqlite(index, connection, "notes")
+    refuses(sqlite3.OperationalError, "notes", vector_search.to_sqlite, index, connection, "notes")
     refuses(ValueError, "table is 'a b', expected letters", vector_search.to_sqlite, index, connection, "a b")
     refuses(ValueError, "connection cannot load extensions", vector_search.to_sqlite, index, object())
     dot = VectorIndex.build(tmp_path / "dot", ROWS, similarity="dot")

@@ -6,7 +6,6 @@ from subprocess import run
 
 import jsonschema
 import numpy as np
-import openai
 import pytest
 from starlette.testclient import TestClient
 
@@ -14,8 +13,11 @@ from bertcore import CrossEncoder, SentenceEncoder
 from bertcore.serving import create_app
 from bertcore.serving.models import ServedModel
 from bertcore.serving.requests import overloaded, stopped, timed_out
+from tests.lazy import lazy
 from tests.serving.process import served
 from tests.serving.test_endpoints import LONG, TEXTS, close, post
+
+openai = lazy("openai")
 
 # text-embeddings-inference's answers, by the facts of its docs/openapi.json.
 NUMBER, COUNT, TEXT = {"type": "number"}, {"type": "integer", "minimum": 0}, {"type": "string"}

@@ -327,8 +327,7 @@ def test_activations_of_torch(made):
     expected = call(pairs, activation_fn="tanh")
     for given in (torch.nn.Tanh(), torch.tanh, lambda logits: logits.tanh()):
         np.testing.assert_allclose(call(pairs, activation_fn=given), expected, atol=1e-6)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        call(pairs, activation_fn=lambda logits: logits + "a")
+    refuses(TypeError, "unsupported operand", call, pairs, activation_fn=lambda logits: logits + "a")
     given = torch.from_numpy(np.float32([[3, 4], [0, 2]]))
     assert torch.equal(util.normalize_embeddings(given), torch.tensor([[0.6, 0.8], [0, 1]]))
     assert torch.equal(util.truncate_embeddings(given, 1), given[:, :1])

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from bertcore import CrossEncoder, use_backend
+from tests.lazy import lazy
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tiny_bert import random_texts, write_json, write_modules
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+sentence_transformers = lazy("sentence_transformers")
 
 pytestmark = pytest.mark.parity
 

@@ -7,10 +7,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from bertcore import MultiVectorEncoder, use_backend
+from tests.lazy import lazy
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
 from tests.tiny_bert import WIDTH, random_texts
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+sentence_transformers = lazy("sentence_transformers")
 
 pytestmark = pytest.mark.parity
 

@@ -197,5 +197,4 @@ def test_modules_in_place_of_a_folder(tmp_path):
         ({"model_name_or_path": folder, "model_kwargs": {"device_map": "auto"}}, "model_kwargs has 'device_map', exp"),
         ({"model_name_or_path": folder, "model_kwargs": {"dtype": "int8"}, "dtype": "int8"}, "are both given"),
     ):
-        with pytest.raises(TypeError, match=message):
-            SentenceEncoder(**options)
+        refuses(TypeError, message, SentenceEncoder, **options)

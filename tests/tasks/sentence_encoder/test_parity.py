@@ -12,12 +12,13 @@ import pytest
 import bertcore
 from bertcore import AutoTokenizer, SentenceEncoder, use_backend
 from bertcore.tasks import evaluation, search
+from tests.lazy import lazy
 from tests.models.family_parity import random_model
 from tests.models.family_table import FAMILIES
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 from tests.tokenization.family_folders import write_family
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+sentence_transformers = lazy("sentence_transformers")
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.parity

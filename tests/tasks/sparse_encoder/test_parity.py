@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import SentenceEncoder, SparseEncoder, use_backend
+from tests.lazy import lazy
 from tests.tasks.sparse_encoder.tiny import (
     IDF,
     KINDS,
@@ -17,7 +18,7 @@ from tests.tasks.sparse_encoder.tiny import (
 )
 from tests.tiny_bert import random_texts, save_tiny_bert, save_tiny_encoder, write_json
 
-sentence_transformers = pytest.importorskip("sentence_transformers")
+sentence_transformers = lazy("sentence_transformers")
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.parity
