@@ -30,3 +30,19 @@ def assert_slope(
     model.load_state_dict(start)
     slope = sum((grads[name] * part).sum() for name, part in way.items())
     assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=rel, abs=least), list(way)
+
+
+def assert_slope_of_parameters(
+    parameters: Iterable[Any], grads: Mapping[str, np.ndarray], loss: Callable[[], Any], *, rel: float = 1e-5
+) -> None:
+    """Check the gradients of each of these parameters, whether or not a model has them."""
+    rng, step = np.random.default_rng(3), 1e-6
+    for parameter in parameters:
+        start, ends = parameter.array().copy(), []
+        way = rng.normal(size=start.shape)
+        for size in (step, -step):
+            parameter.update(start + size * way)
+            ends.append(float(loss()))
+        parameter.update(start)
+        slope = sum((grads[name] * part).sum() for name, part in parameter.parts(way))
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=rel, abs=1e-7), parameter.names

@@ -37,6 +37,8 @@ sys.path.insert(0, str(REPOSITORY / "docs"))
 import gallery  # noqa: E402
 import inclusions  # noqa: E402
 
+from tests.refusals import refuses  # noqa: E402
+
 pytest_plugins = ["tests.demo"]
 
 
@@ -113,10 +115,8 @@ def test_inclusions_are_found(page):
 def test_unknown_inclusions_and_links():
     with pytest.raises(ValueError, match=r"README\.md has no section 'Nowhere'"):
         inclusions.included("<!-- include: readme: Nowhere -->")
-    with pytest.raises(ValueError, match=r"nothing.*expected one of readme"):
-        inclusions.included("<!-- include: nothing: x -->")
-    with pytest.raises(ValueError, match="#nowhere"):
-        inclusions.with_links_of_site("[a link](#nowhere)")
+    refuses(ValueError, r"nothing.*expected one of readme", inclusions.included, "<!-- include: nothing: x -->")
+    refuses(ValueError, "#nowhere", inclusions.with_links_of_site, "[a link](#nowhere)")
     assert inclusions.with_links_of_site("[a](#models), [b](bench/x.csv), [c](https://c), [d](docs/x.md#y)") == (
         "[a](models.md), `bench/x.csv`, [c](https://c), [d](x.md#y)"
     )
@@ -159,8 +159,7 @@ def test_reference_begins_with_what_users_call():
     assert "As in [`AutoModel`][bertcore.models.auto.AutoModel]: [`from_pretrained`][" in masked
     encoder = re.search(r"members: \[(.*?)\]", others[-1])[1].split(", ")
     assert encoder[0] == "encode"
-    with pytest.raises(ValueError, match="Nothing is not a public name of bertcore"):
-        inclusions.reference("bertcore", ["Nothing"], {})
+    refuses(ValueError, "Nothing is not a public name of bertcore", inclusions.reference, "bertcore", ["Nothing"], {})
 
 
 def test_page_of_commands_has_all_options():

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import growth, latency
+import bench
 from bench.options import above_zero, at_least, positive
 
-BENCH = Path(latency.__file__).parent
+BENCH = Path(bench.__path__[0])
 
 
 @pytest.mark.parametrize(
@@ -30,17 +30,3 @@ def test_numbers(kind, right, wrong):
 def test_no_command_takes_any_number():
     files = [file for file in BENCH.rglob("*.py") if re.search(r"type=(int|float)\b", file.read_text(encoding="utf-8"))]
     assert files == []
-
-
-@pytest.mark.parametrize(
-    ("main", "options", "message"),
-    [
-        (latency.main, ["--calls", "0"], "argument --calls: is '0', expected an integer from 1 up"),
-        (growth.main, ["--axes", "length", "--point", "foo"], "argument --point: is 'foo', expected an integer"),
-    ],
-)
-def test_wrong_number_names_the_option(monkeypatch, capsys, main, options, message):
-    monkeypatch.setattr("sys.argv", ["bench", *options])
-    with pytest.raises(SystemExit):
-        main()
-    assert message in capsys.readouterr().err

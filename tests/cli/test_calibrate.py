@@ -189,11 +189,8 @@ def test_wrong_files(encoder_folder, files, capsys, option, lines, message):
     assert message in said and len(said.splitlines()) == 1
 
 
-def test_dimensions_of_a_sparse_encoder_are_refused(files, tmp_path, capsys):
+def test_other_encoders_that_are_refused(files, tmp_path, capsys):
     assert main(command(save_tiny_splade(tmp_path / "splade"), files, "--truncate-dim", "2")) != 0
     assert "--truncate-dim is 2, expected none: " in capsys.readouterr().err
-
-
-def test_a_cross_encoder_is_refused(files, tmp_path, capsys):
     assert main(command(save_tiny_classifier(tmp_path / "pairs"), files)) != 0
     assert "expected an encoder of single texts" in capsys.readouterr().err

@@ -154,11 +154,6 @@ def test_the_download_is_not_counted(demo_folder, monkeypatch, capsys):  # noqa:
     assert 60 < float(re.search(r"first embedding +([\d.]+) s", capsys.readouterr().out)[1]) <= 98.7
 
 
-def test_columns_are_aligned():
-    table = demo.similarity_table(["one", "two"], np.array([[1.0, -0.123], [-0.123, 1.0]]))
-    assert table.splitlines() == ["         1      2", "  1   1.00  -0.12   one", "  2  -0.12   1.00   two"]
-
-
 def test_without_the_model(monkeypatch, capsys):
     def missing():
         raise DemoModelError("no network here.\nGet it elsewhere.")
@@ -166,13 +161,6 @@ def test_without_the_model(monkeypatch, capsys):
     monkeypatch.setattr("bertcore.demo_model.demo_model_folder", missing)
     assert main(["demo", "--backend", "numpy"]) == 1
     assert capsys.readouterr().err == "bertcore demo: no network here. Get it elsewhere.\n"
-
-
-@pytest.mark.parametrize(
-    ("compiled", "said"), [(None, "imports and loading"), ([], "from the cache"), (["a", "b"], "compiling 2 functions")]
-)
-def test_compilation_is_reported(compiled, said):
-    assert said in demo.compilation_note(compiled)
 
 
 def test_process_age_counts_from_the_start():

@@ -81,6 +81,8 @@ USAGE = {  # command line: the error
     "finetune - --model lm --out out --task sequence": "- is standard input, which can be read once",
     f"{FINETUNE} qa --text x": "--text is for --task sequence, token, .*, not for qa",
     f"{FINETUNE} token --text-pair x": "--text-pair is for --task sequence, .*, not for token",
+    f"{FINETUNE} relation-extraction --max-span-width 3": "--max-span-width is for --task span-ner, not for relation-",
+    f"{FINETUNE} span-ner --negative-label x": "--negative-label is for --task entity-classification, relation-",
     f"{FINETUNE} token --label-kind classes": "--label-kind is for --task sequence, not for token",
     f"{FINETUNE} similarity --label-kind numbers": "--label-kind is for --task sequence",
     f"{FINETUNE} pair --lora-targets query": "--lora-targets is given without --lora",

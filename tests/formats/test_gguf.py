@@ -14,6 +14,7 @@ from bertcore.formats.gguf_export import export_gguf
 from bertcore.formats.gguf_file import KINDS, GGUFFile, dequantized, quantized, write_gguf
 from bertcore.formats.gguf_tokenizer import tokenizer_files
 from tests.formats.models import TEXTS, WORDS, write_model
+from tests.refusals import refuses
 from tests.varied_texts import varied_texts
 
 NARROW = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96, "num_hidden_layers": 3}
@@ -120,8 +121,7 @@ def test_file_that_changes_is_unpacked_again(tmp_path):
     export_gguf(wide, file, "f32")
     assert SentenceEncoder(tmp_path).encode("a").shape == (96,)  # the only one in its folder
     export_gguf(other, tmp_path / "y.gguf", "f32")
-    with pytest.raises(CheckpointError, match=r"holds x.gguf, y.gguf, expected the name of one file"):
-        SentenceEncoder(tmp_path)
+    refuses(CheckpointError, r"holds x.gguf, y.gguf, expected the name of one file", SentenceEncoder, tmp_path)
 
 
 def test_command_writes_a_file(tmp_path, capsys):
@@ -213,8 +213,7 @@ def test_file_cut_anywhere_is_refused(plain, tmp_path):
     content = plain.read_bytes()
     for size in np.random.default_rng(0).integers(0, len(content) - 64, 60):
         (tmp_path / "x.gguf").write_bytes(content[:size])
-        with pytest.raises(CheckpointError):
-            SentenceEncoder(tmp_path / "x.gguf")
+        refuses(CheckpointError, None, SentenceEncoder, tmp_path / "x.gguf")
 
 
 ODD = {  # changes of a key's value, or of a tensor (None removes it) -> a part of the error
@@ -258,8 +257,7 @@ def test_tokens_that_occur_twice_are_refused(plain, tmp_path):
     tokens[300] = tokens[301]
     changed = {**opened.metadata, "tokenizer.ggml.tokens": tokens}
     write_gguf(tmp_path / "x.gguf", changed, {name: ("F32", opened.read(name)) for name in opened.info})
-    with pytest.raises(CheckpointError, match="twice, at 300 and 301"):
-        AutoTokenizer.from_pretrained(tmp_path / "x.gguf")
+    refuses(CheckpointError, "twice, at 300 and 301", AutoTokenizer.from_pretrained, tmp_path / "x.gguf")
 
 
 def test_model_without_a_counterpart_is_not_written(tmp_path):
@@ -267,8 +265,7 @@ def test_model_without_a_counterpart_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"model_type is 'mpnet', expected one that llama.cpp has"):
         export_gguf(folder, tmp_path / "x.gguf")
     pooled = write_model(tmp_path / "max", "bert-base-uncased", pooling="max", **NARROW)
-    with pytest.raises(ValueError, match="the encoder pools by max"):
-        export_gguf(pooled, tmp_path / "x.gguf")
+    refuses(ValueError, "the encoder pools by max", export_gguf, pooled, tmp_path / "x.gguf")
     assert sorted(os.listdir(tmp_path)) == ["cache", "max", "model"] or not (tmp_path / "x.gguf").exists()
 
 

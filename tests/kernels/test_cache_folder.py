@@ -164,8 +164,7 @@ def test_root_may_be_unmapped_above_a_file(monkeypatch, tmp_path, users):
     monkeypatch.setattr(cache_folder, "unmapped_user", lambda: 65534)
     assert read_private(file) == b"content"
     users[file] = 65534
-    with pytest.raises(PermissionError, match=f"{file} belongs to user 65534"):
-        read_private(file)
+    refuses(PermissionError, f"{file} belongs to user 65534", read_private, file)
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="needs root, to be two users")
@@ -292,13 +291,11 @@ def test_writable_like_numba_itself(tmp_path, monkeypatch):
     for changed, mode in ((kernel, 0o777), (kernel.parent, 0o777), (code, 0o755)):
         before = changed.stat().st_mode
         changed.chmod(mode)
-        with pytest.raises(PermissionError):
-            shipped.read_file(kernel)
+        refuses(PermissionError, None, shipped.read_file, kernel)
         changed.chmod(before)
     link = kernel.with_name("link.nbc")
     link.symlink_to(kernel)
-    with pytest.raises(PermissionError):
-        shipped.read_file(link)
+    refuses(PermissionError, None, shipped.read_file, link)
 
 
 def test_summary(made, tmp_path, monkeypatch):

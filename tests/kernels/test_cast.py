@@ -98,8 +98,6 @@ def test_what_is_refused(cpu_backend):
     read_only.flags.writeable = False
     for arrays, outputs, kind, message in (
         ([one], [half, half], ValueError, "outputs is 2 arrays, expected a list of 1 arrays as arrays has"),
-        (one, [half], TypeError, "arrays is ndarray, expected a list of arrays"),
-        ([one], half, TypeError, "outputs is ndarray, expected a list of arrays"),
         ([one], [np.zeros(4, np.float16)], ValueError, r"outputs\[0\] has shape \(4,\), expected \(3,\)"),
         ([one, np.ones(3)], [half, half], TypeError, r"arrays\[1\] has dtype float64, expected float32"),
         ([one, one], [half, one.copy()], TypeError, r"outputs\[1\] has dtype float32, expected float16"),
@@ -108,7 +106,6 @@ def test_what_is_refused(cpu_backend):
         ([one], [read_only], ValueError, r"outputs\[0\] is read-only"),
         ([one], [np.zeros(6, np.float16)[::2]], ValueError, r"outputs\[0\] is not C-contiguous"),
         ([one], [one.view(np.float16)[:3]], ValueError, r"arrays\[0\] and outputs\[0\] share memory"),
-        ([[1.0]], [half], TypeError, r"arrays\[0\] is list, expected a NumPy, CuPy or PyTorch array"),
     ):
         refuses(kind, message, cast, arrays, outputs, backend=cpu_backend)
     assert not half.any()

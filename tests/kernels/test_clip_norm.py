@@ -99,12 +99,9 @@ def test_what_is_refused(cpu_backend):
         (arrays, 0, ValueError, "max_norm is 0"),
         (arrays, -1.0, ValueError, "max_norm is -1"),
         (arrays, np.nan, ValueError, "max_norm is nan"),
-        (arrays, "1", TypeError, "max_norm is '1', expected a number"),
         ([*arrays, np.zeros(3)], 1.0, TypeError, r"arrays\[7\] has dtype float64"),
         ([np.zeros(3, int)], 1.0, TypeError, r"arrays\[0\] has dtype int64"),
         ([read_only], 1.0, ValueError, r"arrays\[0\] is read-only"),
-        ([[1.0]], 1.0, TypeError, r"arrays\[0\] is list, expected"),
-        (arrays[4], 1.0, TypeError, "arrays is ndarray, expected a list of arrays"),
     ):
         refuses(kind, message, kernels.clip_norm, given, limit, backend=cpu_backend)
 
@@ -114,8 +111,6 @@ def test_the_norm_alone(cpu_backend):
     norm = kernels.joint_norm(arrays, backend=cpu_backend)
     assert norm.shape == () and norm.dtype == np.float64
     assert norm == kernels.clip_norm(arrays, np.inf, backend=cpu_backend)
-    refuses(ValueError, "arrays is empty", kernels.joint_norm, [], backend=cpu_backend)
-    refuses(TypeError, "arrays is NoneType, expected a list of arrays", kernels.joint_norm, None, backend=cpu_backend)
 
 
 @pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))

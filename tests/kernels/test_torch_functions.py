@@ -263,5 +263,4 @@ def test_arrays_are_of_pytorchs_pool(gpu, pool):
 
 
 def test_a_full_pool_is_a_memory_error(pool):
-    with pytest.raises(MemoryError, match="CUDA out of memory: 2097152 bytes"):
-        cupy.empty(2 << 20, "int8")
+    refuses(MemoryError, "CUDA out of memory: 2097152 bytes", cupy.empty, 2 << 20, "int8")

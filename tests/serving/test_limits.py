@@ -16,6 +16,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.cli.serve import PLAIN, JSONLines, allowed_hosts
 from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.models import ServedModel
+from tests.refusals import refuses
 from tests.serving.conftest import JSON
 
 
@@ -374,16 +375,11 @@ def test_slow_bodies(folders):
 
 def test_settings_are_checked(folders):
     for wrong in ({"max_batch_tokens": 0}, {"timeout": -1}, {"max_body_bytes": True}, {"body_timeout": float("nan")}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is .*, expected a positive number"):
-            ServerSettings(**wrong)
+        refuses(ValueError, f"{next(iter(wrong))} is .*, expected a positive number", ServerSettings, **wrong)
     for key, wrong in (("", "is empty"), ("a\n", "has other"), ("a b", "has other"), ("clé", "has other")):
-        with pytest.raises(ValueError, match=f"^api_key {wrong}.*, expected printable ASCII without spaces"):
-            ServerSettings(api_key=key)
+        refuses(ValueError, f"^api_key {wrong}.*, expected printable ASCII without spaces", ServerSettings, api_key=key)
     for origin in ("https://example.com/", "example.com", "https://Example.com"):
-        with pytest.raises(ValueError, match=r"cors_origins has .*, expected SCHEME://HOST"):
-            ServerSettings(cors_origins=[origin])
+        refuses(ValueError, r"cors_origins has .*, expected SCHEME://HOST", ServerSettings, cors_origins=[origin])
     assert "secret" not in repr(ServerSettings(api_key="secret"))
-    with pytest.raises(ValueError, match="models is empty"):
-        create_app([])
-    with pytest.raises(CheckpointError, match="two models are called 'encoder'"):
-        create_app([folders["encoder"], folders["encoder"]])
+    refuses(ValueError, "models is empty", create_app, [])
+    refuses(CheckpointError, "two models are called 'encoder'", create_app, [folders["encoder"], folders["encoder"]])

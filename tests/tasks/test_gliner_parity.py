@@ -8,11 +8,11 @@ import pytest
 
 from bertcore import GLiNER
 from bertcore.tokenization.prompts import as_batch, split_words
+from tests.lazy import lazy
 from tests.tiny_gliner import LABELS, MARKS, TEXTS, threshold_of, tiny_gliner
 
 pytestmark = [pytest.mark.parity, pytest.mark.filterwarnings("ignore")]
-pytest.importorskip("torch")
-peer = pytest.importorskip("gliner")
+peer = lazy("gliner")
 
 MODELS = list(itertools.product(("span", "token"), ("bert", "deberta", "modernbert")))
 

@@ -28,8 +28,7 @@ class TestResults:
             _ = tokenizer("the value").labels
 
     def test_unknown_argument_names_the_nearest(self, tokenizer):
-        with pytest.raises(TypeError, match=r"has no argument paddding; did you mean padding\?"):
-            tokenizer("a", paddding=True)
+        refuses(TypeError, r"has no argument paddding; did you mean padding\?", tokenizer, "a", paddding=True)
 
     def test_batch_equals_texts_alone(self, tokenizer):
         assert len(HARD_TEXTS) >= PARALLEL_TEXTS  # the batch goes the parallel way, the texts do not

@@ -148,8 +148,7 @@ WRONG_ENTITIES = {
 def test_wrong_records_of_entities_are_named(tokenizers, name):
     row, message = WRONG_ENTITIES[name]
     columns = LabelledEntities(labels=("NIL", "LOC"))
-    with pytest.raises(MalformedRecord, match=message):
-        list(columns.examples([row], tokenizers["bert"](None)))
+    refuses(MalformedRecord, message, list, columns.examples([row], tokenizers["bert"](None)))
 
 
 def test_entities_are_required():

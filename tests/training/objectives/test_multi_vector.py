@@ -7,6 +7,7 @@ from bertcore import MultiVectorEncoder
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives.multi_vector import DistillKLDiv, MarginMSE, MultipleNegativesRanking
 from tests.refusals import refuses
+from tests.slopes import assert_slope_of_parameters
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late
 from tests.tiny_bert import random_texts
 
@@ -81,19 +82,8 @@ def test_chunks_and_slopes(tmp_path, kind, similarity_fn_name, on_numpy):
     assert float(chunked.loss) == pytest.approx(float(out.loss), rel=1e-9) and set(others) == set(grads)
     for name, array in grads.items():
         np.testing.assert_allclose(others[name], array, atol=1e-9, err_msg=name)
-    rng = np.random.default_rng(0)
-    parameters = [*encoder.head.parameters()]
-    steps = {name: rng.normal(size=grads[name].shape) for each in parameters for name in each.names}
-    slope = sum((steps[name] * grads[name]).sum() for name in steps)
-    values = []
-    for sign in (1, -1):
-        moved = {name: array for each in parameters for name, array in each.tensors()}
-        for each in parameters:
-            each.fill({name: moved[name] + sign * 1e-6 * steps[name] for name in each.names}, "float64")
-        values.append(float(objective.forward(encoder.model, batch).loss))
-        for each in parameters:
-            each.fill({name: np.array(moved[name]) for name in each.names}, "float64")
-    assert (values[0] - values[1]) / 2e-6 == pytest.approx(slope, rel=1e-4)
+    parameters = list(encoder.head.parameters())
+    assert_slope_of_parameters(parameters, grads, lambda: objective.forward(encoder.model, batch).loss, rel=1e-4)
 
 
 def test_a_run_trains_encoder_and_map(tmp_path):
