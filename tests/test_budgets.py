@@ -20,8 +20,6 @@ LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
     "bertcore/tasks/multi_vector/encoder.py:encode",
     "bertcore/tasks/multi_vector/encoder.py:encode_stream",
     "bertcore/tasks/sentence_encoder/encoder.py:encode",
-    "bertcore/tasks/cross_encoder.py:predict_stream",
-    "bertcore/tasks/sparse_encoder.py:encode_stream",
     "bertcore/tokenization/tokenizer.py:__call__",
     "bertcore/training/schedules.py:_greedy",
     "bertcore/training/trainer.py:__init__",

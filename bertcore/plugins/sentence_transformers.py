@@ -21,7 +21,6 @@ from sentence_transformers.base.modules import InputModule
 
 from bertcore import kernels
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.encoder import checked_options
 from bertcore.tokenization import Tokenizer
 
 MODEL_INPUTS = "input_ids", "attention_mask", "token_type_ids"
@@ -63,7 +62,7 @@ class EncoderModule(InputModule):
         """Return the model's inputs (see `SentenceEncoder.preprocess`) and the number of first tokens not pooled."""
         found = self.encoder.preprocess(inputs, prompt, processing_kwargs)
         features = {name: torch.from_numpy(column) for name, column in found.items()}
-        skipped = checked_options(self.encoder, prompt or "").skipped
+        skipped = self.encoder.skipped_tokens(prompt or "")
         return {**features, "prompt_length": skipped, "modality": "text"}
 
     def forward(self, features: dict[str, Any], **options: Any) -> dict[str, Any]:

@@ -34,10 +34,9 @@ from bertcore.tasks.folder import (
     read_saved_settings,
     read_transformer,
 )
-from bertcore.tasks.long_texts import Cutting
-from bertcore.tasks.reading import ReadOptions
+from bertcore.tasks.long_texts import ReadOptions
 from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
-from bertcore.tasks.texts import BATCH_TOKENS, checked_text, checked_texts, progress_bar
+from bertcore.tasks.texts import checked_text, checked_texts, progress_bar
 
 Pair = Sequence[str]
 
@@ -137,6 +136,9 @@ class CrossEncoder(Encoder):
 
     max_seq_length = max_length
 
+    def cut_length(self, processing_kwargs: Mapping[str, Any] | None) -> int:
+        return self.scores.cut_length(processing_kwargs)
+
     def _model_folder(self) -> Path:
         return self._where
 
@@ -207,6 +209,7 @@ class CrossEncoder(Encoder):
             scores = softmax(scores).astype(np.float32)
         return converted(scores, convert_to_numpy, convert_to_tensor, is_one)
 
+    @naming_nearest(*PairOptions.__annotations__)
     def predict_stream(
         self,
         inputs: Iterable[Pair],
@@ -214,14 +217,8 @@ class CrossEncoder(Encoder):
         prompt: str | None = None,
         prompt_name: str | None = None,
         batch_size: int | None = None,
-        device: str | None = None,
         activation_fn: str | Activation | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "max",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress_bar: bool | None = None,
-        processing_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ReadingOptions],
     ) -> Iterator[np.ndarray]:
         """Return an iterator over the float32 scores of pairs, (labels,) or scalars, in order; pairs may be a stream.
 
@@ -232,36 +229,22 @@ class CrossEncoder(Encoder):
             prompt, prompt_name: text to put before the first text of each pair, or the name of one of the model's
                 prompts; by default the model's default prompt, if it has one.
             batch_size: maximum pairs computed at once, in addition to `batch_tokens`; neither changes the result.
-            device: "cpu" or "cuda"; by default the encoder's.
             activation_fn: replaces the model's activation for this call.
-            truncation: treatment of pairs longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
-                True cuts them; "error" rejects them; "chunk" reads all of a pair's longer text, in overlapping windows,
-                each with the other text.
-            stride: for "chunk", the number of tokens that two windows share; by default a quarter of a window.
-            merge: for "chunk", how to merge the logits of a pair's windows: the "max" of each label (Dai and
-                Callan 2019, arXiv:1905.09217), or their "mean", weighted by tokens.
-            batch_tokens: maximum number of tokens computed at once; bounds memory.
-            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
-            processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
+            options: see `ReadingOptions`.
 
         Raises:
             TypeError: an entry of `inputs` is not a pair of strings.
             ValueError: a text is not valid Unicode, a prompt name or activation is unknown, `batch_tokens`,
                 `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
-        checked = _checked(inputs)
-        how = ReadOptions(
-            cutting=Cutting(truncation, self.scores.cut_length(processing_kwargs), stride),
-            backend=self._backend(device), merge=merge,
-            batch_tokens=batch_tokens, batch_size=batch_size,
-        )  # fmt: skip
+        checked, bar = _checked(inputs), options.pop("show_progress_bar", None)
+        how = self._reading(ReadOptions, prompt, prompt_name, batch_size=batch_size, **{"merge": "max"} | options)
         count = len(inputs) if isinstance(inputs, Sequence) else None
         activation = chosen_activation(self._activation if activation_fn is None else activation_fn)
-        before = self._prompts.resolve(prompt, prompt_name)
 
         def scores() -> Iterator[np.ndarray]:
-            rows = ((before + first, second) for first, second in checked)
-            with progress_bar(count, show_progress_bar) as advance:
+            rows = ((how.prompt + first, second) for first, second in checked)
+            with progress_bar(count, bar) as advance:
                 for logits in self.scores.logits(rows, how, advance):
                     found = np.asarray(activation(logits[None]), np.float32)
                     if found.shape != (1, self.num_labels):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypedDict
+from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from bertcore.tasks.folder import (
     read_modules,
     read_prompts,
 )
+from bertcore.tasks.long_texts import Cutting, ReadOptions
+
+Reading = TypeVar("Reading", bound=ReadOptions)
 
 
 def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
@@ -100,16 +103,38 @@ class EncoderOptions(TypedDict, total=False):
     trust_remote_code: bool
 
 
-class ReadingOptions(TypedDict, total=False):
-    """Keyword arguments of all calls that read texts."""
+class WindowOptions(TypedDict, total=False):
+    """Keyword arguments of all calls that read texts.
 
-    device: str | None
+    Attributes:
+        truncation: treatment of inputs longer than `max_seq_length`: "warn" cuts them and warns once, with counts; True
+            cuts them; "error" rejects them; "chunk" reads all of them in overlapping windows (of a pair those of its
+            longer text, each with the other text).
+        stride: for "chunk", the number of tokens that two windows share; by default a quarter of a window.
+        merge: for "chunk", how to merge the results of an input's windows: their "mean", weighted by tokens, or the
+            "max" of each dimension or label (Dai and Callan 2019, arXiv:1905.09217). The default is "mean" for
+            embeddings, "max" for sparse ones and for scores.
+        batch_tokens: maximum number of tokens computed at once; bounds memory and does not change the result.
+        processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
+    """
+
     truncation: Any
     stride: int | None
     merge: str
     batch_tokens: int
-    show_progress_bar: bool | None
     processing_kwargs: Mapping[str, Any] | None
+
+
+class ReadingOptions(WindowOptions, total=False):
+    """Keyword arguments of most calls that read texts, in addition to `WindowOptions`.
+
+    Attributes:
+        device: "cpu" or "cuda"; by default the encoder's. With a list, `encode` and `predict` start a process for each.
+        show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+    """
+
+    device: str | None
+    show_progress_bar: bool | None
 
 
 class Encoder:
@@ -140,6 +165,7 @@ class Encoder:
     model: Any
     tokenizer: Any
     max_seq_length: int
+    cut_length: Callable[[Mapping[str, Any] | None], int]
     model_card_data: ModelCardData
 
     _prompts: Prompts
@@ -180,6 +206,17 @@ class Encoder:
     def _backend(self, device: str | None) -> str:
         """Return the backend that computes on a call's device, by default the encoder's."""
         return backend_of(self._device if device is None else device)
+
+    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
+        """Return the text that a call puts before each text, given these arguments; raises as the call does."""
+        return self._prompts.resolve(prompt, prompt_name)
+
+    def _reading(self, kind: type[Reading], prompt: str | None, prompt_name: str | None, **options: Any) -> Reading:
+        """Return the checked options of a call; those that are not in `ReadingOptions` are fields of `kind`."""
+        length = self.cut_length(options.pop("processing_kwargs", None))
+        cutting = Cutting(options.pop("truncation", "warn"), length, options.pop("stride", None))
+        backend = self._backend(options.pop("device", None))
+        return kind(cutting=cutting, backend=backend, prompt=self.prompt(prompt, prompt_name), **options)
 
     @property
     def dtype(self) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count
-from bertcore.tasks.texts import grouped, in_batches, too_long
+from bertcore.kernels import checks
+from bertcore.tasks.texts import BATCH_TOKENS, grouped, in_batches, too_long
 from bertcore.tokenization.tokenizer import Tokenizer
 
 TRUNCATIONS = (True, "warn", "error", "chunk")
@@ -261,6 +262,32 @@ def owned(counts: Sequence[int], shared: Sequence[int]) -> list[slice]:
 
 
 MERGES = ("mean", "max")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """The checked options of a call that reads texts.
+
+    Attributes:
+        cutting: treatment of texts that are too long.
+        backend: the backend that computes.
+        prompt: text before each input.
+        merge: merge of the vectors of a text's windows.
+        batch_tokens, batch_size: maximum number of tokens and texts computed at once.
+    """
+
+    cutting: Cutting
+    backend: str
+    prompt: str = ""
+    merge: str = "mean"
+    batch_tokens: int = BATCH_TOKENS
+    batch_size: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("batch_tokens", self.batch_tokens)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
+        checks.choice("merge", self.merge, MERGES)
 
 
 class MergedWindows:

@@ -5,7 +5,6 @@ import functools
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -13,44 +12,18 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, older_names
+from bertcore.arguments import older_names
 from bertcore.checkpoint import CheckpointError
 from bertcore.kernels import checks
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.folder import Module, Routes, read_routes, with_prompt
-from bertcore.tasks.long_texts import MERGES, Cutting, MergedWindows, Text, Window, merged_vectors
+from bertcore.tasks.long_texts import MergedWindows, ReadOptions, Text, Window, merged_vectors
 from bertcore.tasks.similarity import SIMILARITIES
-from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length
+from bertcore.tasks.texts import CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
 
 DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadOptions:
-    """The checked options of a call that reads texts.
-
-    Attributes:
-        cutting: treatment of texts that are too long.
-        backend: the backend that computes.
-        prompt: text before each input.
-        merge: merge of the vectors of a text's windows.
-        batch_tokens, batch_size: maximum number of tokens and texts computed at once.
-    """
-
-    cutting: Cutting
-    backend: str
-    prompt: str = ""
-    merge: str = "mean"
-    batch_tokens: int = BATCH_TOKENS
-    batch_size: int | None = None
-
-    def __post_init__(self) -> None:
-        check_count("batch_tokens", self.batch_tokens)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
-        checks.choice("merge", self.merge, MERGES)
 
 
 def tokenizer_options(processing_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -304,10 +277,6 @@ class PromptedReader(TextReader, Encoder):
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Return an iterator over the embeddings of documents, with the document prompt; documents may be a stream."""
         return self.encode_stream(inputs, **{"task": "document"} | with_prompt(options, self.document_prompt))
-
-    def prompt(self, prompt: str | None = None, prompt_name: str | None = None) -> str:
-        """Return the text that `encode` puts before each text, given these arguments; raises as `encode` does."""
-        return self._prompts.resolve(prompt, prompt_name)
 
     @property
     def query_prompt(self) -> str:

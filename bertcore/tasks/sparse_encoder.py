@@ -20,7 +20,6 @@ from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, locking_folder, update_json
 from bertcore.tasks.folder import MODULES_NAME, TRANSFORMER_NAMES, Module, Routes, module_entries, read_routes
-from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex
 from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder
@@ -40,7 +39,7 @@ from bertcore.tasks.sparse_modules import (
     sparse_row,
 )
 from bertcore.tasks.sparse_settings import DOCUMENT, QUERY, TYPES, SparseSettings, read_sparse_settings, write_router
-from bertcore.tasks.texts import BATCH_TOKENS, checked_texts, listed_texts, progress_bar
+from bertcore.tasks.texts import checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -218,22 +217,17 @@ class SparseEncoder(PromptedReader):
         return None if was_cut else [self.head.row(ids, self.max_active_dims)]
 
     @by_route
+    @naming_nearest(*TextOptions.__annotations__)
     def encode_stream(
         self,
         inputs: Iterable[str],
         *,
         prompt: str | None = None,
         prompt_name: str | None = None,
-        batch_size: int | None = None,
-        device: str | None = None,
         max_active_dims: int | None = None,
         task: str | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "max",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress_bar: bool | None = None,
-        processing_kwargs: Mapping[str, Any] | None = None,
+        batch_size: int | None = None,
+        **options: Unpack[ReadingOptions],
     ) -> Iterator[SparseRow]:
         """Return an iterator over the `SparseRow`s of texts, in their order; texts may be a stream.
 
@@ -243,42 +237,30 @@ class SparseEncoder(PromptedReader):
             inputs: strings; an empty one is allowed.
             prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
                 model's default prompt, if it has one.
-            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
-            device: "cpu" or "cuda"; by default the encoder's.
             max_active_dims: replaces the encoder's value for this call.
             task: "query" or "document", as passed by `encode_query` and `encode_document`; with a Router, the name of a
                 route. Without a Router, both are read alike.
-            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
-                True cuts them; "error" rejects them; "chunk" reads them whole, in overlapping windows.
-            stride: for "chunk", tokens shared by two windows; by default a quarter of a window.
-            merge: for "chunk", how to merge the weights of a text's windows: "max", or "mean", weighted by tokens.
-            batch_tokens: maximum number of tokens computed at once; bounds memory.
-            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
-            processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
+            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
+            options: see `ReadingOptions`.
 
         Raises:
             TypeError: a text is not a string.
             ValueError: a text is not valid Unicode, a prompt name is unknown, an argument is out of range, or a text is
                 too long for truncation "error".
         """
-        checked = checked_texts(inputs, "inputs")
-        how = ReadOptions(
-            cutting=Cutting(truncation, self.cut_length(processing_kwargs), stride),
-            backend=self._backend(device), merge=merge,
-            prompt=self.prompt(prompt, prompt_name), batch_tokens=batch_tokens, batch_size=batch_size,
-        )  # fmt: skip
+        checked, bar = checked_texts(inputs, "inputs"), options.pop("show_progress_bar", None)
+        how = self._reading(ReadOptions, prompt, prompt_name, batch_size=batch_size, **{"merge": "max"} | options)
         if self.routes is None:
             checks.choice("task", task, (None, "query", "document"))
         if how.cutting.reads_all and self.settings.is_static:
             raise ValueError("truncation is 'chunk', but token weights need no windows: max_seq_length is not limited")
-        dense = self.settings.dense
-        skipped = 0 if dense is None or dense.include_prompt else self.prompt_tokens(how.prompt)
+        skipped = 0 if self.settings.dense is None else self.dense.skipped_tokens(how.prompt)
         most = self.max_active_dims if max_active_dims is None else check_count("max_active_dims", max_active_dims)
-        whole = MergedWords(merge, self.embedding_dimension, most)
+        whole = MergedWords(how.merge, self.embedding_dimension, most)
         kept = None if how.cutting.reads_all else most  # with windows, all weights are merged first
 
         def rows() -> Iterator[SparseRow]:
-            with progress_bar(None, show_progress_bar) as advance:
+            with progress_bar(None, bar) as advance:
                 found = self._read(checked, lambda batch: self.words(batch, kept, skipped), whole, how, advance)
                 yield from chain.from_iterable(found)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -20,22 +20,46 @@ from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.auto import AutoModel
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, as_tensors, converted, locking_folder
+from bertcore.tasks.encoders import (
+    EncoderOptions,
+    EncoderPool,
+    ReadingOptions,
+    WindowOptions,
+    as_tensors,
+    converted,
+    locking_folder,
+)
 from bertcore.tasks.folder import MODELS, MODULES_NAME, Module, module_entries
-from bertcore.tasks.long_texts import Cutting, MergedWindows
+from bertcore.tasks.long_texts import MergedWindows, ReadOptions
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
-from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
+from bertcore.tasks.reading import PromptedReader, by_route
 from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps, unknown_id
 from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
 from bertcore.tasks.similarity import SIMILARITIES, normalized
-from bertcore.tasks.texts import (
-    BATCH_TOKENS,
-    MOST_TOKENS,
-    CutTexts,
-    checked_texts,
-    listed_texts,
-    progress_bar,
-)
+from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_texts, listed_texts, progress_bar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(ReadOptions):
+    """The checked options of one call of `encode`.
+
+    Attributes:
+        skipped: number of first tokens that are not pooled.
+        normalize_embeddings: whether embeddings are scaled to length 1 at the end.
+        dimensions: number of first dimensions that are kept; None for all.
+        precision, ranges: see `quantize_embeddings`.
+    """
+
+    skipped: int
+    dimensions: int | None
+    normalize_embeddings: bool = False
+    precision: str = "float32"
+    ranges: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.boolean("normalize_embeddings", self.normalize_embeddings)
+        checks.choice("precision", self.precision, PRECISIONS)
 
 
 class StreamOptions(ReadingOptions, total=False):
@@ -152,7 +176,7 @@ class SentenceEncoder(PromptedReader):
 
     @by_route
     @older_names(sentences="inputs")
-    @naming_nearest()
+    @naming_nearest(*WindowOptions.__annotations__)
     def encode(
         self,
         inputs: str | Iterable[str],
@@ -172,11 +196,7 @@ class SentenceEncoder(PromptedReader):
         *,
         ranges: np.ndarray | None = None,
         task: str | None = None,
-        truncation: Any = "warn",
-        stride: int | None = None,
-        merge: str = "mean",
-        batch_tokens: int = BATCH_TOKENS,
-        processing_kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[WindowOptions],
     ) -> Any:
         """Embed one text or many.
 
@@ -201,13 +221,7 @@ class SentenceEncoder(PromptedReader):
                 call's embeddings.
             task: the task of the texts, which must be the encoder's; or "query" or "document", as passed by
                 `encode_query` and `encode_document`, which all encoders accept. With a Router, the name of a route.
-            truncation: treatment of texts longer than `max_seq_length`: "warn" cuts them and warns once, with counts;
-                True cuts them; "error" rejects them; "chunk" reads them whole, in overlapping windows.
-            stride: for "chunk", the number of tokens that two windows share; by default a quarter of a window.
-            merge: for "chunk", how to merge the vectors of a text's windows: their "mean", weighted by tokens, or the
-                "max" of each dimension.
-            batch_tokens: maximum number of tokens computed at once; bounds memory.
-            processing_kwargs: {"text": {"max_length": 256}} cuts the texts of this call to this many tokens.
+            options: see `WindowOptions`.
 
         Returns:
             float32 (dim,) for one string, (texts, dim) for several, in their order; int8 or uint8 for other precisions,
@@ -220,25 +234,23 @@ class SentenceEncoder(PromptedReader):
                 ranges would come from a single text, or the task is not the encoder's.
         """
         many = listed_texts(inputs)
-        options = {
+        given: dict[str, Any] = {
             "prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, "device": device, "task": task,
-            "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, "truncation": truncation,
-            "stride": stride, "merge": merge, "batch_tokens": batch_tokens,
-            "processing_kwargs": processing_kwargs,
+            "normalize_embeddings": normalize_embeddings, "truncate_dim": truncate_dim, **options,
         }  # fmt: skip
         precision = "float32" if precision is None else precision
         checks.choice("precision", precision, PRECISIONS)
         checks.choice("output_value", output_value, ("sentence_embedding", "token_embeddings", None))
         is_one = isinstance(inputs, str)
         if output_value != "sentence_embedding":
-            found = self._token_embeddings(many, output_value is None, options)
+            found = self._token_embeddings(many, output_value is None, given)
             found = found if convert_to_numpy and not convert_to_tensor else as_tensors(found)
             return found[0] if is_one else found
-        parts = self._in_processes(many, pool, chunk_size, options)
+        parts = self._in_processes(many, pool, chunk_size, given)
         if parts is not None:
             embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
         else:
-            checked = checked_options(self, precision=precision, ranges=ranges, **options)
+            checked = self._checked(precision=precision, ranges=ranges, **given)
             width = min(self._width, checked.dimensions or self._width)
             embeddings, done = np.empty((len(many), width), np.float32), 0
             with progress_bar(len(many), show_progress_bar) as advance:
@@ -263,7 +275,7 @@ class SentenceEncoder(PromptedReader):
         and errors are as for `encode`, except that int8 and uint8 need `ranges`.
         """
         bar = options.pop("show_progress_bar", None)
-        given, checked = checked_texts(inputs, "inputs"), checked_options(self, **options)
+        given, checked = checked_texts(inputs, "inputs"), self._checked(**options)
         precision, ranges = checked.precision, checked.ranges
         if precision in ("int8", "uint8") and ranges is None:
             raise ValueError(f"precision is {precision!r}, for which a stream needs ranges, (2, dim)")
@@ -275,9 +287,40 @@ class SentenceEncoder(PromptedReader):
 
         return embeddings()
 
+    def skipped_tokens(self, prompt: str) -> int:
+        """Return the number of a text's first tokens that are not pooled: those of the prompt, unless it is pooled."""
+        return 0 if self.settings.include_prompt else self.prompt_tokens(prompt)
+
+    def _checked(
+        self,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        *,
+        task: str | None = None,
+        truncate_dim: int | None = None,
+        **options: Any,
+    ) -> Options:
+        """Check the options of a call; those that are not in `ReadingOptions` are fields of `Options`."""
+        if self.routes is None and task not in (None, self.task, "query", "document"):
+            has = "no task's adapter" if self.task is None else f"the adapter for {self.task!r}"
+            raise ValueError(
+                f"task is {task!r}, but this encoder has {has} in its weights: create another one, "
+                f"SentenceEncoder(folder, task={task!r})"
+            )
+        dimensions = self.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
+        skipped = self.skipped_tokens(self.prompt(prompt, prompt_name))
+        found = self._reading(Options, prompt, prompt_name, skipped=skipped, dimensions=dimensions, **options)
+        if found.cutting.reads_all and found.prompt and not self.settings.include_prompt:
+            raise ValueError("truncation is 'chunk', expected another value: this encoder does not pool its prompt")
+        if found.cutting.reads_all and self.settings.is_static:
+            raise ValueError(
+                "truncation is 'chunk', but static embeddings need no windows: max_seq_length is not limited"
+            )
+        return found
+
     def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
         """Return each text's hidden states, or a dict of hidden states, embedding and model inputs."""
-        checked = checked_options(self, **options)
+        checked = self._checked(**options)
         whole = MergedWindows(checked.merge)
         found = list(chain.from_iterable(self._read(texts, self.hidden_states, whole, checked, lambda count: None)))
         if not with_all:
@@ -396,65 +439,3 @@ class SentenceEncoder(PromptedReader):
     def _cut_texts(self, max_length: int | None) -> CutTexts:
         positions, is_static = self.model.spec.longest_sequence, self.settings.is_static
         return CutTexts(self, max_length, positions, reads_windows=not is_static)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(ReadOptions):
-    """The checked options of one call of `encode`.
-
-    Attributes:
-        skipped: number of first tokens that are not pooled.
-        normalize_embeddings: whether embeddings are scaled to length 1 at the end.
-        dimensions: number of first dimensions that are kept; None for all.
-        precision, ranges: see `quantize_embeddings`.
-    """
-
-    skipped: int
-    dimensions: int | None
-    normalize_embeddings: bool = False
-    precision: str = "float32"
-    ranges: np.ndarray | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        checks.boolean("normalize_embeddings", self.normalize_embeddings)
-        checks.choice("precision", self.precision, PRECISIONS)
-
-
-def checked_options(
-    encoder: Any,
-    prompt: str | None = None,
-    prompt_name: str | None = None,
-    *,
-    task: str | None = None,
-    truncation: Any = "warn",
-    stride: int | None = None,
-    truncate_dim: int | None = None,
-    device: str | None = None,
-    processing_kwargs: Any = None,
-    **others: Any,
-) -> Options:
-    """Check the options of a call of `encoder`, a SentenceEncoder; raises as its `encode` does.
-
-    `others` are fields of Options that do not depend on the encoder.
-    """
-    if encoder.routes is None and task not in (None, encoder.task, "query", "document"):
-        has = "no task's adapter" if encoder.task is None else f"the adapter for {encoder.task!r}"
-        raise ValueError(
-            f"task is {task!r}, but this encoder has {has} in its weights: create another one, "
-            f"SentenceEncoder(folder, task={task!r})"
-        )
-    before, settings = encoder.prompt(prompt, prompt_name), encoder.settings
-    cutting = Cutting(truncation, encoder.cut_length(processing_kwargs), stride)
-    if cutting.reads_all and before and not settings.include_prompt:
-        raise ValueError("truncation is 'chunk', expected another value: this encoder does not pool its prompt")
-    if cutting.reads_all and settings.is_static:
-        raise ValueError("truncation is 'chunk', but static embeddings need no windows: max_seq_length is not limited")
-    return Options(
-        prompt=before,
-        skipped=0 if settings.include_prompt else encoder.prompt_tokens(before),
-        dimensions=encoder.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim),
-        backend=encoder._backend(device),
-        cutting=cutting,
-        **others,
-    )
