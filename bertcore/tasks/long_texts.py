@@ -12,7 +12,7 @@ import numpy as np
 
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
-from bertcore.tasks.texts import BATCH_TOKENS, grouped, in_batches, too_long
+from bertcore.tasks.texts import BATCH_TOKENS, Row, grouped, in_batches, too_long
 from bertcore.tokenization.tokenizer import Tokenizer
 
 TRUNCATIONS = (True, "warn", "error", "chunk")
@@ -83,16 +83,15 @@ class Window:
 
     Attributes:
         encoding: the tokenizers library's Encoding.
-        shift: position in the whole text of the first character of the encoded piece.
         part: 0 or 1, the text of a pair that is read in windows.
+        text: that text, whole.
+        shift: position in it of the first character of the encoded piece.
         shared: number of first tokens that are also in the previous window.
-        text: the whole text; set by pipelines.
     """
 
-    text = ""
-
-    def __init__(self, encoding: Any, part: int = 0, shift: int = 0):
-        self.encoding, self.part, self.shift, self.shared = encoding, part, shift, 0
+    def __init__(self, encoding: Any, source: Text, shift: int):
+        self.encoding, self.part, self.shift, self.shared = encoding, source.windowed, shift, 0
+        self.text = source.parts[self.part]
 
     def __len__(self) -> int:
         return len(self.encoding)
@@ -137,7 +136,7 @@ def windows_of(tokenizer: Tokenizer, texts: Sequence[Text], cutting: Cutting) ->
     for (_, strategy, stride), numbers in at_once.items():
         rows = _encoded(tokenizer, [texts[number].parts for number in numbers], strategy, cutting.max_length, stride)
         for number, encodings in zip(numbers, rows, strict=True):
-            found[number] = iter(_in_order(encodings, texts[number].windowed, 0, stride))
+            found[number] = iter(_in_order(encodings, texts[number], 0, stride))
     return found
 
 
@@ -178,9 +177,9 @@ def _encoded(
     return rows
 
 
-def _in_order(encodings: list, part: int, shift: int, stride: int | None) -> list[Window]:
+def _in_order(encodings: list, text: Text, shift: int, stride: int | None) -> list[Window]:
     """Return the windows of a text that was tokenized at once; without a stride its truncated tokens come first."""
-    windows = [Window(encoding, part, shift) for encoding in encodings]
+    windows = [Window(encoding, text, shift) for encoding in encodings]
     if stride is None or len(windows) < 2:
         return windows
     windows.sort(key=_beginning)  # truncation from the left returns the last piece first
@@ -203,7 +202,7 @@ def _windows_of_pieces(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> It
         piece = whole[start : _end_of_piece(whole, start, size)]
         parts = tuple(piece if number == part else other for number, other in enumerate(text.parts))
         (encodings,) = _encoded(tokenizer, [parts], strategy, cutting.max_length, stride)
-        windows = _in_order(encodings, part, start, stride)
+        windows = _in_order(encodings, text, start, stride)
         if last is not None:
             windows[0].shared = int((last.offsets[last.content, 0] >= start).sum())
         if start + len(piece) == len(whole):
@@ -362,9 +361,15 @@ def _all_windows(
 ) -> Iterator[Window]:
     for group in grouped(texts):
         for windows in windows_of(tokenizer, group, cutting):
-            window = next(windows)
-            while window is not None:
-                after = next(windows, None)
-                marks.append((len(window), after is None))
+            for window, is_last in with_last(windows):
+                marks.append((len(window), is_last))
                 yield window
-                window = after
+
+
+def with_last(rows: Iterator[Row]) -> Iterator[tuple[Row, bool]]:
+    """Yield each row with whether it is the last one."""
+    row = next(rows, None)
+    while row is not None:
+        after = next(rows, None)
+        yield row, after is None
+        row = after

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -17,17 +17,8 @@ from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
-from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of
-from bertcore.tasks.texts import (
-    BATCH_TOKENS,
-    CutTexts,
-    batches,
-    by_halves,
-    checked_text,
-    grouped,
-    progress_bar,
-    windows,
-)
+from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of, with_last
+from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, progress_bar
 from bertcore.tokenization import AutoTokenizer
 
 PADDINGS = "longest", "max_length", "do_not_pad"
@@ -70,39 +61,14 @@ class CallOptions:
         Cutting(self.truncation, self.max_length, self.stride)
 
 
-@dataclass
-class _Item:
-    """One input in progress: the results of its texts' windows, and the counts of what is still missing."""
+@dataclass(frozen=True)
+class ItemText:
+    """A text of an input: the input, its name in errors, the text, and whether it is the input's last one."""
 
+    item: Any
     name: str
-    value: Any
-    kept: list[list[Any]]
-    unread_texts: int
-    in_work: int = 0
-
-    @property
-    def is_complete(self) -> bool:
-        return not self.unread_texts and not self.in_work
-
-
-@dataclass(eq=False)
-class _Row:
-    """A window of one text of an item, and its place in `kept`."""
-
-    item: _Item
-    text: int
-    place: int
-    window: Window
-
-    def __len__(self) -> int:
-        return len(self.window)
-
-
-@dataclass(eq=False)
-class _ItemText:
-    item: _Item
-    number: int
     text: Text
+    is_last: bool
 
     def __len__(self) -> int:
         return len(self.text)
@@ -253,59 +219,50 @@ class Pipeline:
         return self._generate(items, options, cutting, backend, total, one)
 
     def _generate(self, items, options, cutting: Cutting, backend: str, total: int | None, one: bool) -> Iterator[Any]:
-        pending: deque[_Item] = deque()
         longest = self.model.spec.longest_sequence
         cut = CutTexts(self, cutting.max_length, longest, argument="max_length", reads_windows=True)
-        texts = self._item_texts(items, options, pending, one)
+        least = cutting.max_length if options.padding == "max_length" else None
+        marks: deque[tuple[ItemText, bool]] = deque()  # the text of each row, and whether it is the text's last row
+        kept: list[list[Any]] = [[]]  # of the current item, by text
+
+        def compute(rows: list[Any]) -> Sequence[Any]:
+            # Set for each batch: a with block open across a yield would change the caller's backend.
+            with kernels.use_backend(backend):
+                return self._read(rows, self._arrays(rows, least or 0), options)
+
+        def rows() -> Iterator[Any]:
+            for group in grouped(self._item_texts(items, options, one)):
+                for each, (found, was_cut) in zip(group, self._rows(group, cutting), strict=True):
+                    cut.count(was_cut and cutting.truncation == "warn")
+                    for row, is_last in with_last(found):
+                        marks.append((each, is_last))
+                        yield row
+
+        sizes = {"batch_tokens": options.batch_tokens, "batch_size": options.batch_size}
         with progress_bar(total, options.show_progress_bar) as advance:
-            for rows in windows(self._rows(texts, cutting, cut), options.batch_tokens):
-                for indices in batches([len(row) for row in rows], options.batch_tokens, options.batch_size):
-                    # Set for each batch: a with block open across a yield would change the caller's backend.
-                    with kernels.use_backend(backend):
-                        self._compute([rows[index] for index in indices], options)
-                yield from self._complete(pending, options, advance)
-            yield from self._complete(pending, options, advance)
+            for results in in_batches(rows(), compute=compute, advance=lambda count: None, **sizes):
+                for result in results:
+                    each, is_last = marks.popleft()
+                    kept[-1].append(result)
+                    if is_last and each.is_last:
+                        yield self._answer(each.item, each.name, kept, options)
+                        advance(1)
+                        kept = []
+                    if is_last:
+                        kept.append([])
         cut.warn()
 
-    def _complete(self, pending: deque[_Item], options: Any, advance: Callable[[int], object]) -> Iterator[Any]:
-        while pending and pending[0].is_complete:
-            item = pending.popleft()
-            yield self._answer(item.value, item.name, item.kept, options)
-            advance(1)
-
-    def _item_texts(self, items: Iterable[Any], options: Any, pending: deque[_Item], one: bool) -> Iterator[_ItemText]:
+    def _item_texts(self, items: Iterable[Any], options: Any, one: bool) -> Iterator[ItemText]:
         for number, value in enumerate(items):
             name = "inputs" if one else f"inputs[{number}]"
             texts = self._texts(value, name, options)
-            item = _Item(name, value, [[] for _ in texts], unread_texts=len(texts))
-            pending.append(item)
-            for place, text in enumerate(texts):
-                yield _ItemText(item, place, text)
+            for place, text in enumerate(texts, 1):
+                yield ItemText(value, name, text, is_last=place == len(texts))
 
-    def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
-        for group in grouped(texts):
-            found = windows_of(self.tokenizer, [each.text for each in group], cutting)
-            for each, all_windows in zip(group, found, strict=True):
-                read, was_cut = first_windows(all_windows, cutting, each.item.name)
-                cut.count(was_cut and cutting.truncation == "warn")
-                kept = each.item.kept[each.number]
-                for place, window in enumerate(read):
-                    kept.append(None)
-                    each.item.in_work += 1
-                    window.text = each.text.parts[window.part]
-                    yield _Row(each.item, each.number, place, window)
-                each.item.unread_texts -= 1
-
-    def _compute(self, rows: Sequence[_Row], options: Any) -> None:
-        least = self._cutting(options).max_length if options.padding == "max_length" else None
-
-        def read(some: list[_Row]) -> Sequence[Any]:
-            found = [row.window for row in some]
-            return self._read(found, self._arrays(found, least or 0), options)
-
-        for row, kept in zip(rows, by_halves(read, list(rows)), strict=True):
-            row.item.kept[row.text][row.place] = kept
-            row.item.in_work -= 1
+    def _rows(self, texts: Sequence[ItemText], cutting: Cutting) -> Iterator[tuple[Iterator[Any], bool]]:
+        """Yield the rows of each text, and whether it was cut."""
+        for each, found in zip(texts, windows_of(self.tokenizer, [each.text for each in texts], cutting), strict=True):
+            yield first_windows(found, cutting, each.name)
 
     def _arrays(self, found: Sequence[Window], least: int = 0) -> dict[str, np.ndarray]:
         """Return the rows as the model's arguments, padded on the right, int64 (rows, longest or `least`)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,10 +14,10 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models import entities
 from bertcore.models.model import Model
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, _ItemText, _Row
+from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
-from bertcore.tasks.texts import CutTexts, checked_text, grouped, too_long
+from bertcore.tasks.texts import checked_text, too_long
 from bertcore.tokenization import mentions as marked
 
 WIDEST_OF_LUKE = 16  # words of a span, as in its training (Yamada et al. 2020, section 4.3)
@@ -118,20 +118,16 @@ class EntityClassificationPipeline(_EntityPipeline):
         (row,) = marked.mention_rows(self.tokenizer, [mention.first], [mention.spans], self._markers, None)
         return len(row)
 
-    def _rows(self, texts: Iterable[_ItemText], cutting: Cutting, cut: CutTexts) -> Iterator[_Row]:
-        for group in grouped(texts):
-            given = [each.text.first for each in group], [each.text.spans for each in group]
-            rows = marked.mention_rows(self.tokenizer, *given, self._markers, cutting.max_length)
-            for each, row in zip(group, rows, strict=True):
-                if row.was_cut and cutting.truncation == "error":
-                    raise too_long(each.item.name, f"{cutting.max_length} tokens")
-                if row.values is None:
-                    expected = f"expected them within the first {cutting.max_length} tokens"
-                    raise ValueError(f"{each.item.name} has spans in the part of the text that is cut off, {expected}")
-                cut.count(row.was_cut and cutting.truncation == "warn")
-                each.item.kept[each.number].append(None)
-                each.item.in_work, each.item.unread_texts = 1, 0
-                yield _Row(each.item, each.number, 0, row)
+    def _rows(self, texts: Sequence[ItemText], cutting: Cutting) -> Iterator[tuple[Iterator[Any], bool]]:
+        given = [each.text.first for each in texts], [each.text.spans for each in texts]
+        rows = marked.mention_rows(self.tokenizer, *given, self._markers, cutting.max_length)
+        for each, row in zip(texts, rows, strict=True):
+            if row.was_cut and cutting.truncation == "error":
+                raise too_long(each.name, f"{cutting.max_length} tokens")
+            if row.values is None:
+                expected = f"expected them within the first {cutting.max_length} tokens"
+                raise ValueError(f"{each.name} has spans in the part of the text that is cut off, {expected}")
+            yield iter([row]), row.was_cut
 
     def _arrays(self, found: Sequence[Any], least: int = 0) -> dict[str, np.ndarray]:
         width = max(least, *map(len, found))
