@@ -27,12 +27,12 @@ from bertcore.tasks.encoders import (
 from bertcore.tasks.folder import (
     MODELS,
     MODULES_NAME,
-    SETTINGS_NAME,
+    SavedSettings,
     check_kinds,
     module_entries,
     read_modules,
-    read_saved_settings,
     read_transformer,
+    saved_settings,
 )
 from bertcore.tasks.long_texts import ReadOptions
 from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
@@ -106,9 +106,8 @@ class CrossEncoder(Encoder):
         self.num_labels = self.scores.num_labels
         self.labels = list(self.model.config.id2label.values())
         if activation_fn is None:
-            saved = opened / SETTINGS_NAME, read_saved_settings(opened)
-            config = where / CONFIG_NAME, read_config(where)
-            activation_fn = published_activation(saved, config, self.num_labels)
+            config = SavedSettings(where / CONFIG_NAME, read_config(where))
+            activation_fn = published_activation(saved_settings(opened), config, self.num_labels)
         chosen_activation(activation_fn)
         self._activation = activation_fn
 
@@ -378,9 +377,7 @@ def chosen_activation(activation_fn: str | Activation) -> Activation:
     return of_tensors if hasattr(activation_fn, "forward") else of_either
 
 
-def published_activation(
-    settings: tuple[Path, Mapping[str, Any]], config: tuple[Path, Mapping[str, Any]], num_labels: int
-) -> str:
+def published_activation(saved: SavedSettings, config: SavedSettings, num_labels: int) -> str:
     """Return the name of the activation that a model was published with.
 
     It is `activation_fn` of the whole model's settings or of the config's section "sentence_transformers", or the
@@ -389,26 +386,16 @@ def published_activation(
 
     Raises CheckpointError for an unknown function.
     """
-    section = config[1].get("sentence_transformers")
-    section = section if isinstance(section, dict) else {}
-    old = "sbert_ce_default_activation_function"
-    for file, stated in (
-        (settings[0], settings[1].get("activation_fn")),
-        (config[0], section.get("activation_fn")),
-        (config[0], config[1].get(old)),
-    ):
-        if stated is not None:
-            return _name_of(file, stated)
+    section = config.get("sentence_transformers")
+    section = SavedSettings(config.file, section if isinstance(section, dict) else {})
+    names = (saved, "activation_fn"), (section, "activation_fn"), (config, "sbert_ce_default_activation_function")
+    for settings, key in names:
+        if (stated := settings.get(key)) is not None:
+            name = stated.rpartition(".")[2].lower() if str(stated).startswith("torch.") else ""
+            if name not in ACTIVATIONS:
+                raise settings.wrong(key, f"one of PyTorch's {_known()}; activation_fn= chooses another")
+            return name
     return "sigmoid" if num_labels == 1 else "identity"
-
-
-def _name_of(file: Path, stated: Any) -> str:
-    name = stated.rpartition(".")[2].lower() if isinstance(stated, str) and stated.startswith("torch.") else ""
-    if name not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{file}: the activation is {stated!r}, known are PyTorch's {_known()}; activation_fn= chooses another"
-        )
-    return name
 
 
 def _known() -> str:

@@ -9,7 +9,6 @@ from typing import Any
 
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_complete, read_json_object
-from bertcore.tasks.similarity import SIMILARITIES
 
 MODULES_NAME = "modules.json"
 MODELS = "sentence_transformers.models"  # the modules' classes before version 6, which it still accepts
@@ -196,7 +195,7 @@ def read_routes(folder: Path) -> Routes | None:
     default, mappings = options.get("default_route"), options.get("route_mappings") or {}
     if default is not None and (not isinstance(default, str) or default not in routes):
         raise CheckpointError(f"{file}: default_route is {default!r:.80}, expected one of {', '.join(routes)}, or null")
-    if default is None and flag(file, options, "allow_empty_key", True):
+    if default is None and SavedSettings(file, options).flag("allow_empty_key", True):
         default = next(iter(routes))
     if not isinstance(mappings, dict):
         raise CheckpointError(f"{file}: route_mappings is {mappings!r:.80}, expected an object")
@@ -229,60 +228,74 @@ def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...])
             )
 
 
-def flag(file: Path, config: Mapping[str, Any], key: str, default: bool = False) -> bool:
-    """Return a boolean, or the default if the key is absent or null; the string "false" is refused as it is truthy."""
-    value = config.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected true or false")
-    return default if value is None else value
+class SavedSettings(dict[str, Any]):
+    """The JSON object in a file, empty if that is missing, with checks of its values; errors name the file."""
 
+    def __init__(self, file: Path, values: Mapping[str, Any] | None = None):
+        found = read_json_object(file) if file.is_file() and values is None else values
+        super().__init__(found or {})
+        self.file = file
 
-def positive_integer(file: Path, config: Mapping[str, Any], key: str) -> int | None:
-    """Return a positive integer, or None if the key is absent or null."""
-    value = config.get(key)
-    if value is not None and (type(value) is not int or value < 1):
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected a positive integer or null")
-    return value
+    def wrong(self, key: str, expected: str) -> CheckpointError:
+        """Return the error for the value of a key."""
+        return CheckpointError(f"{self.file}: {key} is {self.get(key)!r:.200}, expected {expected}")
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return a boolean, by default if the key is absent or null; the string "false" is refused as it is truthy."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return default if value is None else value
+
+    def size(self, key: str, default: int | None = None) -> int | None:
+        """Return a positive integer, by default if the key is absent or null."""
+        value = self.get(key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise self.wrong(key, "a positive integer or null")
+        return default if value is None else value
+
+    def choice(self, key: str, *known: str) -> str:
+        """Return one of the `known` values, the first if the key is absent or null."""
+        value = self.get(key) or known[0]
+        if value not in known:
+            raise self.wrong(key, f"one of {', '.join(known)}, or null")
+        return value
+
+    def texts(self, key: str, default: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """Return the strings of a list, or a single one."""
+        value = [self.get(key)] if isinstance(self.get(key), str) else self.get(key)
+        if value is not None and not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
+            raise self.wrong(key, "a list of strings, or null")
+        return default if value is None else tuple(value)
 
 
 def read_transformer(folder: Path, task: str | None) -> dict[str, Any]:
     """Return max_seq_length and do_lower_case of a Transformer module, which must be for `task`; None for any."""
-    file = next((folder / name for name in TRANSFORMER_NAMES if (folder / name).is_file()), None)
-    config = {} if file is None else read_json_object(file)
-    file = folder if file is None else file
-    stated = config.get("transformer_task", task)
+    read = transformer_settings(folder)
+    stated = read.get("transformer_task", task)
     if task is not None and stated != task:
-        raise CheckpointError(f"{file}: transformer_task is {stated!r}, supported is {task!r}")
-    return {
-        "max_seq_length": positive_integer(file, config, "max_seq_length"),
-        "do_lower_case": flag(file, config, "do_lower_case"),
-    }
+        raise read.wrong("transformer_task", repr(task))
+    return {"max_seq_length": read.size("max_seq_length"), "do_lower_case": read.flag("do_lower_case")}
 
 
-def read_saved_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of the whole model; {} without the file."""
-    file = folder / SETTINGS_NAME
-    return read_json_object(file) if file.is_file() else {}
+def transformer_settings(folder: Path) -> SavedSettings:
+    """Return the settings of the Transformer module in `folder`."""
+    names = [name for name in TRANSFORMER_NAMES if (folder / name).is_file()]
+    return SavedSettings(folder / (names or TRANSFORMER_NAMES)[0])
 
 
-def read_similarity(file: Path, config: Mapping[str, Any], default: str) -> str:
-    """Return the name of the similarity in the settings of the whole model, or the default."""
-    similarity = config.get("similarity_fn_name") or default
-    if similarity not in SIMILARITIES:
-        known = ", ".join(SIMILARITIES)
-        raise CheckpointError(f"{file}: similarity_fn_name is {similarity!r}, expected one of {known}, or null")
-    return similarity
+def saved_settings(folder: Path) -> SavedSettings:
+    """Return the settings of the whole model in `folder`."""
+    return SavedSettings(folder / SETTINGS_NAME)
 
 
 def read_prompts(folder: Path) -> Prompts:
     """Return the prompts in the settings of the whole model."""
-    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    prompts, default = config.get("prompts"), config.get("default_prompt_name")
+    read = saved_settings(folder)
+    prompts, default = read.get("prompts"), read.get("default_prompt_name")
     prompts = {} if prompts is None else prompts
     if not isinstance(prompts, dict) or not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise CheckpointError(f"{file}: prompts is {prompts!r}, expected an object of texts by name")
-    if default is not None and not isinstance(default, str):
-        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, expected the name of a prompt, or null")
-    if default is not None and default not in prompts:
-        raise CheckpointError(f"{file}: default_prompt_name is {default!r}, known are {', '.join(prompts) or 'none'}")
+        raise read.wrong("prompts", "an object of texts by name")
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        raise read.wrong("default_prompt_name", f"one of {', '.join(prompts) or 'none'}, or null")
     return Prompts(prompts, default)

@@ -19,7 +19,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.nn.layers import Linear
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
-from bertcore.tasks.folder import flag, inside, positive_integer
+from bertcore.tasks.folder import SavedSettings, inside
 from bertcore.tasks.long_texts import MergedWindows
 from bertcore.tasks.sentence_encoder.modules import fill_block
 
@@ -109,12 +109,12 @@ def find_idf(folder: Path, root: Path) -> Path | None:
 
     Its config may name the file by "path". Raises CheckpointError for a name out of the folder, or of no file.
     """
-    config = read_json_object(folder / CONFIG_NAME) if (folder / CONFIG_NAME).is_file() else {}
-    path = config.get("path")
+    read = SavedSettings(folder / CONFIG_NAME)
+    path = read.get("path")
     if isinstance(path, str) and path.endswith(".json"):
-        found = [each for each in (inside(folder / CONFIG_NAME, path), root / path) if each.is_file()]
+        found = [each for each in (inside(read.file, path), root / path) if each.is_file()]
         if not found:
-            raise CheckpointError(f"{folder / CONFIG_NAME}: path is {path!r:.80}, expected the name of a file here")
+            raise read.wrong("path", "the name of a file here")
         return found[0]
     return folder / IDF_NAME if (folder / IDF_NAME).is_file() else None
 
@@ -153,10 +153,9 @@ class TokenWeights(Block):
                 table[vocabulary[token]] = weight
         if not np.isfinite(table).all():
             raise CheckpointError(f"{source}: weight holds inf or NaN, expected finite numbers")
-        file = folder / CONFIG_NAME
         self.weight = Parameter("weight", shape=(count,))
         self.weight.fill({"weight": table.astype(dtype)}, dtype)
-        self.weight.is_frozen = flag(file, read_json_object(file) if file.is_file() else {}, "frozen")
+        self.weight.is_frozen = SavedSettings(folder / CONFIG_NAME).flag("frozen")
 
     @property
     def table(self) -> np.ndarray:
@@ -229,20 +228,19 @@ class AutoEncoder(Block):
     eps = 1e-5  # added to deviations
 
     def __init__(self, folder: Path | None, width: int, dtype: str = "float32"):
-        file = None if folder is None else folder / CONFIG_NAME
-        config = {"input_dim": width, "hidden_dim": 4 * width, "k": max(width // 4, 1), "k_aux": width // 2}
-        if file is not None:
-            config = {"hidden_dim": 512, "k": 8, "k_aux": 512} | read_json_object(file)
-        where = file or Path(CONFIG_NAME)
-        sizes = {name: positive_integer(where, config, name) for name in ("input_dim", "hidden_dim", "k")}
-        if sizes["input_dim"] != width:
-            raise CheckpointError(f"{where}: input_dim is {sizes['input_dim']}, expected {width}, the width before it")
-        self.hidden_dim, self.k = sizes["hidden_dim"] or 512, sizes["k"] or 8
-        self.k_aux = positive_integer(where, config, "k_aux") if config.get("k_aux") else 0
+        if folder is None:
+            sizes = {"input_dim": width, "hidden_dim": 4 * width, "k": max(width // 4, 1), "k_aux": width // 2}
+            read = SavedSettings(Path(CONFIG_NAME), sizes)
+        else:
+            own = {"hidden_dim": 512, "k": 8, "k_aux": 512}
+            read = SavedSettings(folder / CONFIG_NAME, own | read_json_object(folder / CONFIG_NAME))
+        if read.size("input_dim") != width:
+            raise read.wrong("input_dim", f"{width}, the width before it")
+        self.hidden_dim, self.k = read.size("hidden_dim", 512), read.size("k", 8)
+        self.k_aux = read.size("k_aux") if read.get("k_aux") else 0
         if self.k > self.hidden_dim:
-            raise CheckpointError(f"{where}: k is {self.k}, expected at most {self.hidden_dim}, the hidden_dim")
-        self.normalize = flag(where, config, "normalize")
-        self.dead_threshold = positive_integer(where, {"dead_threshold": 30} | config, "dead_threshold") or 30
+            raise read.wrong("k", f"at most {self.hidden_dim}, the hidden_dim")
+        self.normalize, self.dead_threshold = read.flag("normalize"), read.size("dead_threshold", 30)
         opened = None if folder is None else open_checkpoint(folder)
         name = "decoder.linear" if opened is not None and "decoder.linear.weight" in opened else "encoder"
         self.pre_bias = Parameter("pre_bias", shape=(width,), initial="zeros")

@@ -15,22 +15,20 @@ from bertcore.tasks.folder import (
     ROUTER_NAME,
     SETTINGS_NAME,
     Module,
+    SavedSettings,
     check_kinds,
     module_entries,
     opened_folder,
-    positive_integer,
     read_routes,
-    read_saved_settings,
-    read_similarity,
     read_transformer,
+    saved_settings,
 )
 from bertcore.tasks.sentence_encoder.modules import MAPS
 from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
+from bertcore.tasks.similarity import SIMILARITIES
 
 STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 TRANSFORMERS = ("Transformer", "MLMTransformer")
-
-
 BASE, OWN = "sentence_transformers.base.modules", "sentence_transformers.sparse_encoder.modules"
 TYPES = {
     "Router": f"{BASE}.router.Router",
@@ -94,9 +92,9 @@ def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> Sp
     folder = opened_folder(folder, "sparse encoder")
     if modules is None and (routes := read_routes(folder)):
         modules = routes.modules[routes.first]
-    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    more: dict[str, Any] = {"max_active_dims": positive_integer(file, config, "max_active_dims")}
-    more["similarity"] = read_similarity(file, config, "dot")
+    read = saved_settings(folder)
+    more: dict[str, Any] = {"max_active_dims": read.size("max_active_dims")}
+    more["similarity"] = read.choice("similarity_fn_name", *sorted(SIMILARITIES, key=lambda name: name != "dot"))
     if (linear := folder / BGE_LINEARS[1]).is_file():
         where = modules[0].folder if modules else folder
         return SparseSettings(where, linear=linear, **more, **read_transformer(where, "feature-extraction"))
@@ -119,22 +117,11 @@ def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> Sp
             "Transformer for fill-mask) and SpladePooling, SparseStaticEmbedding alone, or Transformer, Pooling and, "
             "last, SparseAutoEncoder"
         )
-    return SparseSettings(
-        where, **_read_pooling(modules[1].folder / CONFIG_NAME), **more, **read_transformer(where, "fill-mask")
-    )
-
-
-def _read_pooling(file: Path) -> dict[str, str]:
-    config = read_json_object(file)
-    found = {}
-    for name, key, known in (
-        ("strategy", "pooling_strategy", STRATEGIES),
-        ("activation", "activation_function", ACTIVATIONS),
-    ):
-        found[name] = config.get(key) or known[0]
-        if found[name] not in known:
-            raise CheckpointError(f"{file}: {key} is {found[name]!r}, expected one of {', '.join(known)}")
-    return found
+    file = modules[1].folder / CONFIG_NAME
+    read = SavedSettings(file, read_json_object(file))
+    more |= {"strategy": read.choice("pooling_strategy", *STRATEGIES)}
+    more |= {"activation": read.choice("activation_function", *ACTIVATIONS)}
+    return SparseSettings(where, **more, **read_transformer(where, "fill-mask"))
 
 
 def write_router(target: Path, document: SparseSettings, max_seq_length: int, saved: Mapping[str, Any]) -> None:

@@ -15,17 +15,15 @@ from bertcore.kernels import checks
 from bertcore.tasks.folder import (
     BGE_LINEARS,
     MODULES_NAME,
-    SETTINGS_NAME,
-    TRANSFORMER_NAMES,
     Module,
+    SavedSettings,
     check_kinds,
-    flag,
     opened_folder,
-    positive_integer,
     read_modules,
     read_prompts,
-    read_saved_settings,
     read_transformer,
+    saved_settings,
+    transformer_settings,
 )
 
 STANFORD, METADATA, BGE = "HF_ColBERT", "artifact.metadata", BGE_LINEARS[0]
@@ -138,12 +136,12 @@ def is_late(folder: Path) -> bool:
     """Return whether a folder holds a late-interaction encoder; BGE-M3 is a sentence encoder first."""
     kinds = [module.kind for module in read_modules(folder) or []]
     if kinds:
-        return "MultiVectorMask" in kinds or read_saved_settings(folder).get("model_type") == "ColBERT"
+        return "MultiVectorMask" in kinds or saved_settings(folder).get("model_type") == "ColBERT"
     return _is_stanford(folder)
 
 
 def _is_stanford(folder: Path) -> bool:
-    return STANFORD in _listed(folder / CONFIG_NAME, read_config(folder), "architectures", str, ())
+    return STANFORD in SavedSettings(folder / CONFIG_NAME, read_config(folder)).texts("architectures")
 
 
 def read_late_settings(folder: Any) -> LateSettings:
@@ -179,11 +177,11 @@ def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
             f"{folder / MODULES_NAME} has the modules {', '.join(kinds) or 'none'}, expected one Transformer, any "
             f"number of Dense, and at most one each of {', '.join(LAST)}"
         )
-    file, saved = folder / SETTINGS_NAME, read_saved_settings(folder)
+    saved = saved_settings(folder)
     found = {module.kind: module.folder / CONFIG_NAME for module in modules}
     is_pylate, dense = saved.get("model_type") == "ColBERT", tuple(each for each in modules if each.kind == "Dense")
     is_late, similarity = is_pylate or LAST[0] in found, saved.get("similarity_fn_name")
-    prefixes = {task: _text(file, saved, f"{task}_prefix") for task in TASKS if f"{task}_prefix" in saved}
+    prefixes = {task: _text(saved, f"{task}_prefix") for task in TASKS if f"{task}_prefix" in saved}
     prompts = dict(read_prompts(folder).by_name)
     for task, prefix in prefixes.items():
         prompts[task] = prefix + prompts.get(task, "").removeprefix(prefix)
@@ -191,7 +189,7 @@ def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
         mask = _read_mask(found[LAST[0]])
     else:
         by_default = PUNCTUATION if is_pylate or prefixes else ()
-        mask = {"skiplist_words": _listed(file, saved, "skiplist_words", str, by_default)}
+        mask = {"skiplist_words": saved.texts("skiplist_words", by_default)}
     return LateSettings(
         modules[0].folder,
         tuple(dict.fromkeys([folder, *(module.folder for module in modules)])),
@@ -203,83 +201,71 @@ def _read_modules(folder: Path, modules: list[Module]) -> LateSettings:
         prefixes=prefixes,
         prompts=prompts,
         **mask,
-        **_read_lengths(modules[0].folder, file, saved),
+        **_read_lengths(modules[0].folder, saved),
     )
 
 
-def _read_lengths(where: Path, file: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+def _read_lengths(where: Path, saved: SavedSettings) -> dict[str, Any]:
     """Return lengths and expansion from the Transformer's file, or else from the settings of the whole model."""
-    own = next((where / name for name in TRANSFORMER_NAMES if (where / name).is_file()), None)
-    config = {} if own is None else read_json_object(own)
+    own = transformer_settings(where)
     found: dict[str, Any] = read_transformer(where, "feature-extraction")
     for key in ("query_length", "document_length"):
-        found[key] = positive_integer(own or where, config, key) or positive_integer(file, saved, key)
-    given = config if "query_expansion" in config else saved
+        found[key] = own.size(key, saved.size(key))
+    given = own if "query_expansion" in own else saved
     if "query_expansion" not in given and any(key in saved for key in PYLATE):
-        attend = flag(file, saved, "attend_to_expansion_tokens", flag(file, saved, "attend_to_mask_tokens"))
-        if flag(file, saved, "do_query_expansion", True):
-            found["expansion"] = Expansion(positive_integer(file, saved, "query_length") or 32, attend=attend)
-            found["query_length"] = positive_integer(own or where, config, "query_length")
+        attend = saved.flag("attend_to_expansion_tokens", saved.flag("attend_to_mask_tokens"))
+        if saved.flag("do_query_expansion", True):
+            found["expansion"] = Expansion(saved.size("query_length", 32), attend=attend)
+            found["query_length"] = own.size("query_length")
         return found
     try:
         found["expansion"] = checked_expansion(given.get("query_expansion"))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{file if given is saved else own}: {error}") from error
+        raise CheckpointError(f"{given.file}: {error}") from error
     return found
 
 
 def _read_mask(file: Path) -> dict[str, Any]:
-    config = read_json_object(file)
-    kept = config.get("keep_only_token_ids")
+    read = SavedSettings(file, read_json_object(file))
+    kept = read.get("keep_only_token_ids")
+    if kept is not None and not (isinstance(kept, list) and all(type(each) is int for each in kept)):
+        raise read.wrong("keep_only_token_ids", "a list of integers, or null")
     return {
-        "skiplist_words": _listed(file, config, "skiplist_words", str, ()),
-        "skiplist_tasks": _listed(file, config, "skiplist_tasks", str, ("document",)),
-        "keep_only_token_ids": None if kept is None else _listed(file, config, "keep_only_token_ids", int, ()),
+        "skiplist_words": read.texts("skiplist_words"),
+        "skiplist_tasks": read.texts("skiplist_tasks", ("document",)),
+        "keep_only_token_ids": None if kept is None else tuple(kept),
     }
 
 
 def _read_pooling(file: Path) -> TokenPooling:
-    config = read_json_object(file)
-    factor, protected = config.get("pool_factor", 1.0), config.get("num_protected_tokens", 1)
+    read = SavedSettings(file, read_json_object(file))
+    factor, protected = read.get("pool_factor", 1.0), read.get("num_protected_tokens", 1)
     if type(factor) not in (int, float) or not 1 <= factor < 1e6:
-        raise CheckpointError(f"{file}: pool_factor is {factor!r}, expected a number of at least 1")
+        raise read.wrong("pool_factor", "a number of at least 1")
     if type(protected) is not int or protected < 0:
-        raise CheckpointError(f"{file}: num_protected_tokens is {protected!r}, expected an integer of at least 0")
-    tasks = _listed(file, config, "tasks", str, ("document",))
-    return TokenPooling(factor, protected, flag(file, config, "normalize_embeddings"), tasks)
+        raise read.wrong("num_protected_tokens", "an integer of at least 0")
+    return TokenPooling(factor, protected, read.flag("normalize_embeddings"), read.texts("tasks", ("document",)))
 
 
 def _read_stanford(folder: Path) -> LateSettings:
-    file = folder / METADATA
-    metadata = read_json_object(file) if file.is_file() else {}
+    read = SavedSettings(folder / METADATA)
     markers = (("query", "query_token_id", "[unused0]"), ("document", "doc_token_id", "[unused1]"))
-    prompts = {task: (_text(file, metadata, key) or default) + " " for task, key, default in markers}
-    attend = flag(file, metadata, "attend_to_mask_tokens")
-    lengths = read_transformer(folder, "feature-extraction")
+    prompts = {task: (_text(read, key) or default) + " " for task, key, default in markers}
     return LateSettings(
         folder,
         (folder,),
         projection=(folder, "linear."),
-        skiplist_words=PUNCTUATION if flag(file, metadata, "mask_punctuation", True) else (),
-        document_length=positive_integer(file, metadata, "doc_maxlen"),
-        expansion=Expansion(positive_integer(file, metadata, "query_maxlen") or 32, attend=attend),
+        skiplist_words=PUNCTUATION if read.flag("mask_punctuation", True) else (),
+        document_length=read.size("doc_maxlen"),
+        expansion=Expansion(read.size("query_maxlen", 32), attend=read.flag("attend_to_mask_tokens")),
         prefixes=prompts,
         prompts=prompts | dict(read_prompts(folder).by_name),
-        **lengths,
+        **read_transformer(folder, "feature-extraction"),
     )
 
 
-def _text(file: Path, config: Mapping[str, Any], key: str) -> str:
-    value = config.get(key)
+def _text(read: SavedSettings, key: str) -> str:
+    value = read.get(key)
     if value is not None and not isinstance(value, str):
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected a string or null")
+        raise read.wrong(key, "a string or null")
     return value or ""
-
-
-def _listed(file: Path, config: Mapping[str, Any], key: str, kind: type, default: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a list of strings or integers as a tuple, the default if the key is absent or null."""
-    value = config.get(key)
-    value = [value] if kind is str and isinstance(value, str) else value
-    if value is not None and not (isinstance(value, list) and all(type(each) is kind for each in value)):
-        raise CheckpointError(f"{file}: {key} is {value!r}, expected a list of {kind.__name__}, or null")
-    return default if value is None else tuple(value)

@@ -18,7 +18,7 @@ from bertcore.kernels.pooling import POOLING as POOL
 from bertcore.nn.layers import LayerNorm, Linear
 from bertcore.nn.parameter import Block
 from bertcore.passes import Pass
-from bertcore.tasks.folder import Module, flag, positive_integer
+from bertcore.tasks.folder import Module, SavedSettings
 from bertcore.tasks.sequence_scores import unchanged
 from bertcore.tasks.similarity import normalized
 
@@ -75,32 +75,29 @@ def read_dense(
 
     The names of its parameters get `prefix`. Raises CheckpointError for an invalid file.
     """
-    file = folder / CONFIG_NAME
-    config = read_json_object(file)
-    sizes = {key: positive_integer(file, config, key) for key in ("in_features", "out_features")}
-    for key, value in sizes.items():
-        if value is None or (key == "in_features" and value != width):
-            expected = "a positive integer" if key == "out_features" else f"{width}, the width before it"
-            raise CheckpointError(f"{file}: {key} is {value!r}, expected {expected}")
+    read = SavedSettings(folder / CONFIG_NAME, read_json_object(folder / CONFIG_NAME))
+    sizes = {key: read.size(key) for key in ("in_features", "out_features")}
+    if sizes["in_features"] != width:
+        raise read.wrong("in_features", f"{width}, the width before it")
+    if sizes["out_features"] is None:
+        raise read.wrong("out_features", "a positive integer")
     for key in ("module_input_name", "module_output_name"):
-        if config.get(key) not in (None, vectors):
-            raise CheckpointError(f"{file}: {key} is {config[key]!r}, supported is {vectors!r}")
-    stated = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+        if read.get(key) not in (None, vectors):
+            raise read.wrong(key, repr(vectors))
+    stated = read.get("activation_function", "torch.nn.modules.activation.Tanh")
     name = stated.rpartition(".")[2] if isinstance(stated, str) and stated.startswith("torch.") else None
     if name not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise CheckpointError(f"{file}: activation_function is {stated!r}, supported are PyTorch's {known}")
-    options = {"bias": flag(file, config, "bias", True), "residual": flag(file, config, "use_residual")}
+        raise read.wrong("activation_function", f"one of PyTorch's {', '.join(ACTIVATIONS)}")
+    options = {"bias": read.flag("bias", True), "residual": read.flag("use_residual")}
     dense = Dense(sizes, activation=ACTIVATIONS[name], prefix=prefix, **options)
     fill_block(dense, open_checkpoint(folder), dtype, prefix)
-    return dense, config, sizes["out_features"]
+    return dense, read, sizes["out_features"]
 
 
 def _layer_norm(folder: Path, width: int, dtype: str) -> tuple[Map, int]:
-    file = folder / CONFIG_NAME
-    stated = positive_integer(file, read_json_object(file), "dimension")
-    if stated != width:
-        raise CheckpointError(f"{file}: dimension is {stated!r}, expected {width}, the width before it")
+    read = SavedSettings(folder / CONFIG_NAME, read_json_object(folder / CONFIG_NAME))
+    if read.size("dimension") != width:
+        raise read.wrong("dimension", f"{width}, the width before it")
     norm = LayerNorm("norm", features=width, eps=1e-5)  # PyTorch's default; configs do not state it
     fill_block(norm, open_checkpoint(folder), dtype)
     return partial(_apply, norm), width

@@ -22,17 +22,16 @@ from bertcore.tasks.folder import (
     SETTINGS_NAME,
     TRANSFORMER_NAMES,
     Module,
+    SavedSettings,
     check_kinds,
-    flag,
     module_entries,
     opened_folder,
-    positive_integer,
     read_routes,
-    read_saved_settings,
-    read_similarity,
     read_transformer,
+    saved_settings,
 )
 from bertcore.tasks.sentence_encoder.modules import MAPS, POOLING
+from bertcore.tasks.similarity import SIMILARITIES
 
 # Older files have a flag for each mode, in the order in which the vectors of several modes are joined.
 POOLING_FLAGS = {
@@ -96,15 +95,17 @@ def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
     """
     folder = opened_folder(folder, "sentence encoder")
     with locked(folder, shared=True):
-        options = _read_whole(folder)
+        read = saved_settings(folder)
+        options: dict[str, Any] = {"similarity": read.choice("similarity_fn_name", *SIMILARITIES)}
+        options["truncate_dim"] = read.size("truncate_dim")
         if modules is None and (routes := read_routes(folder)):
             modules = routes.modules[routes.first]
     if modules is None:
         table = _read_model2vec(folder)
         of_model = {"is_static": True, **table} if table else read_transformer(folder, "feature-extraction")
         return Settings(folder, (folder,), **of_model, **options)
-    config = read_json_object(folder / CONFIG_NAME) if (folder / CONFIG_NAME).is_file() else {}
-    if [module.type for module in modules] == ["custom_st.Transformer"] and config.get("model_type") == JINA_V5:
+    own = [module.type for module in modules] == ["custom_st.Transformer"]
+    if own and SavedSettings(folder / CONFIG_NAME).get("model_type") == JINA_V5:
         how = {"pooling": ("lasttoken",), "normalize": True}  # like the code named there, which is never run
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options, **how)
     is_static = _check_order(folder, modules)
@@ -126,12 +127,11 @@ def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
 
 def _read_model2vec(folder: Path) -> dict[str, Any]:
     """Return the settings in Model2Vec's config beside its table; none for another kind of model."""
-    file = folder / CONFIG_NAME
-    config = read_json_object(file) if file.is_file() else {}
-    if model_type_of(config) != "model2vec":
+    read = SavedSettings(folder / CONFIG_NAME)
+    if model_type_of(read) != "model2vec":
         return {}
-    longest = positive_integer(file, {"max_length": 512} | config, "max_length")
-    return {"unknown": "drop", "max_seq_length": longest, "normalize": flag(file, config, "normalize")}
+    longest = read.size("max_length") if "max_length" in read else 512
+    return {"unknown": "drop", "max_seq_length": longest, "normalize": read.flag("normalize")}
 
 
 def _check_order(folder: Path, modules: list[Module]) -> bool:
@@ -148,26 +148,14 @@ def _check_order(folder: Path, modules: list[Module]) -> bool:
 
 
 def _read_pooling(file: Path) -> dict[str, Any]:
-    config = read_json_object(file)
-    modes = config.get("pooling_mode")
-    if modes is None:
-        modes = [mode for key, mode in POOLING_FLAGS.items() if flag(file, config, key)] or ["mean"]
-    modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) for mode in modes):
-        raise CheckpointError(f"{file}: pooling_mode is {modes!r}, expected one or several of {', '.join(POOLING)}")
-    unknown = [mode for mode in modes if mode not in POOLING]
-    if unknown:
-        raise CheckpointError(f"{file}: pooling {unknown[0]!r} is not supported; supported are {', '.join(POOLING)}")
-    include_prompt = flag(file, config, "include_prompt", True)
-    width = next(((key, config[key]) for key in WIDTH_KEYS if positive_integer(file, config, key)), None)
-    return {"pooling_file": file, "pooling": tuple(modes), "width": width, "include_prompt": include_prompt}
-
-
-def _read_whole(folder: Path) -> dict[str, Any]:
-    """Return the similarity and the dimensions in the settings of the whole model."""
-    file, config = folder / SETTINGS_NAME, read_saved_settings(folder)
-    similarity = read_similarity(file, config, "cosine")
-    return {"similarity": similarity, "truncate_dim": positive_integer(file, config, "truncate_dim")}
+    read = SavedSettings(file, read_json_object(file))
+    modes = read.texts(
+        "pooling_mode", tuple(mode for key, mode in POOLING_FLAGS.items() if read.flag(key)) or ("mean",)
+    )
+    if not modes or not set(modes) <= set(POOLING):
+        raise read.wrong("pooling_mode", f"one or several of {', '.join(POOLING)}")
+    width = next(((key, read[key]) for key in WIDTH_KEYS if read.size(key)), None)
+    return {"pooling_file": file, "pooling": modes, "width": width, "include_prompt": read.flag("include_prompt", True)}
 
 
 def save_sentence_encoder(
