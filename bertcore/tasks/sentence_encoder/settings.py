@@ -149,9 +149,9 @@ def _check_order(folder: Path, modules: list[Module]) -> bool:
 
 def _read_pooling(file: Path) -> dict[str, Any]:
     read = SavedSettings(file, read_json_object(file))
-    modes = read.texts(
-        "pooling_mode", tuple(mode for key, mode in POOLING_FLAGS.items() if read.flag(key)) or ("mean",)
-    )
+    modes = read.texts("pooling_mode")
+    if read.get("pooling_mode") is None:
+        modes = tuple(mode for key, mode in POOLING_FLAGS.items() if read.flag(key)) or ("mean",)
     if not modes or not set(modes) <= set(POOLING):
         raise read.wrong("pooling_mode", f"one or several of {', '.join(POOLING)}")
     width = next(((key, read[key]) for key in WIDTH_KEYS if read.size(key)), None)

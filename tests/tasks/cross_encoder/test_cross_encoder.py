@@ -55,7 +55,7 @@ def test_several_labels(tmp_path):
 @pytest.mark.parametrize("stated", ["my.own.Function", "torch.nn.GLU", 3])
 def test_unknown_activations_are_refused(tmp_path, reranker, stated):
     folder = save_tiny_classifier(tmp_path, config={"sbert_ce_default_activation_function": stated})
-    refuses(CheckpointError, r"config\.json: the activation is .* activation_fn= chooses another", CrossEncoder, folder)
+    refuses(CheckpointError, r"config\.json: sbert_ce_\w+ is .* activation_fn= chooses another", CrossEncoder, folder)
     chosen = CrossEncoder(folder, activation_fn=lambda logits: 2 * logits)
     np.testing.assert_allclose(chosen.predict(PAIRS), 2 * reranker.predict(PAIRS), atol=1e-5)
 

@@ -200,18 +200,18 @@ REFUSED = {
         ({"query_expansion": EXPANSION | {"token": 7}}, "query_expansion['token'] is 7, expected a string"),
     ],
     "8_MultiVectorMask/config.json": [
-        ({"skiplist_words": [1]}, "skiplist_words is [1], expected a list of str, or null"),
-        ({"skiplist_words": {}}, "skiplist_words is {}, expected a list of str"),
+        ({"skiplist_words": [1]}, "skiplist_words is [1], expected a list of strings, or null"),
+        ({"skiplist_words": {}}, "skiplist_words is {}, expected a list of strings"),
         ({"keep_only_token_ids": ["a"]}, "keep_only_token_ids is ['a'], expected a list of int"),
     ],
     "1_Dense/config.json": [
         ({"in_features": 7}, f"in_features is 7, expected {WIDTH}"),
-        ({"in_features": WIDTH, "out_features": DIM, "module_input_name": "x"}, "supported is 'token_embeddings'"),
+        ({"in_features": WIDTH, "out_features": DIM, "module_input_name": "x"}, "expected 'token_embeddings'"),
         ({"in_features": WIDTH, "out_features": 5, "bias": False}, "linear.weight has shape (21, 39), expected (5"),
     ],
     SAYS: [
         ({"query_prefix": 3}, "query_prefix is 3, expected a string or null"),
-        ({"model_type": "ColBERT", "skiplist_words": 5}, "skiplist_words is 5, expected a list of str"),
+        ({"model_type": "ColBERT", "skiplist_words": 5}, "skiplist_words is 5, expected a list of strings"),
     ],
 }  # fmt: skip
 

@@ -49,9 +49,9 @@ def with_modules(tmp_path):
     ({"in_features": 5}, "in_features is 5, expected 39, the width before it"),
     ({"out_features": None}, "out_features is None, expected a positive integer"),
     ({"out_features": 6}, "linear.weight has shape (7, 39), expected (6, 39)"),
-    ({"activation_function": "my.own"}, "activation_function is 'my.own', supported are PyTorch's Identity"),
-    ({"activation_function": "torch.nn.GLU"}, "activation_function is 'torch.nn.GLU', supported are"),
-    ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', supported is"),
+    ({"activation_function": "my.own"}, "activation_function is 'my.own', expected one of PyTorch's Identity"),
+    ({"activation_function": "torch.nn.GLU"}, "activation_function is 'torch.nn.GLU', expected one of"),
+    ({"module_input_name": "token_embeddings"}, "module_input_name is 'token_embeddings', expected"),
     ({"bias": "no"}, "bias is 'no', expected true or false"),
 ])  # fmt: skip
 def test_modules_that_are_refused(with_modules, change, message):
