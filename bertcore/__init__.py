@@ -55,6 +55,7 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
     from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
     from bertcore.tokenization import AutoTokenizer as AutoTokenizer
+    from bertcore.training import objectives
     from bertcore.training.arguments import TrainingArguments as TrainingArguments
     from bertcore.training.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
     from bertcore.training.callbacks import TrainerCallback as TrainerCallback
@@ -62,11 +63,27 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.training.collators import DataCollatorForMultipleChoice as DataCollatorForMultipleChoice
     from bertcore.training.collators import DataCollatorForTokenClassification as DataCollatorForTokenClassification
     from bertcore.training.collators import DataCollatorWithPadding as DataCollatorWithPadding
+    from bertcore.training.encoder_trainers import BatchSamplers as BatchSamplers
+    from bertcore.training.encoder_trainers import CrossEncoderTrainer as CrossEncoderTrainer
+    from bertcore.training.encoder_trainers import CrossEncoderTrainingArguments as CrossEncoderTrainingArguments
+    from bertcore.training.encoder_trainers import MultiDatasetBatchSamplers as MultiDatasetBatchSamplers
+    from bertcore.training.encoder_trainers import MultiVectorEncoderTrainer as MultiVectorEncoderTrainer
+    from bertcore.training.encoder_trainers import (
+        MultiVectorEncoderTrainingArguments as MultiVectorEncoderTrainingArguments,
+    )
+    from bertcore.training.encoder_trainers import SentenceTransformerTrainer as SentenceTransformerTrainer
+    from bertcore.training.encoder_trainers import (
+        SentenceTransformerTrainingArguments as SentenceTransformerTrainingArguments,
+    )
+    from bertcore.training.encoder_trainers import SparseEncoderTrainer as SparseEncoderTrainer
+    from bertcore.training.encoder_trainers import SparseEncoderTrainingArguments as SparseEncoderTrainingArguments
     from bertcore.training.evaluation import EvalPrediction as EvalPrediction
     from bertcore.training.schedules import get_scheduler as get_scheduler
     from bertcore.training.state import TrainerControl as TrainerControl
     from bertcore.training.state import TrainerState as TrainerState
     from bertcore.training.trainer import Trainer as Trainer
+
+    losses = objectives
 
 __version__ = "0.1.0"
 
@@ -101,6 +118,10 @@ _LAZY = {
         "training.callbacks": "EarlyStoppingCallback TrainerCallback",
         "training.collators": "DataCollatorForLanguageModeling DataCollatorForMultipleChoice "
         "DataCollatorForTokenClassification DataCollatorWithPadding",
+        "training.encoder_trainers": "BatchSamplers CrossEncoderTrainer CrossEncoderTrainingArguments "
+        "MultiDatasetBatchSamplers MultiVectorEncoderTrainer MultiVectorEncoderTrainingArguments "
+        "SentenceTransformerTrainer SentenceTransformerTrainingArguments SparseEncoderTrainer "
+        "SparseEncoderTrainingArguments",
         "training.evaluation": "EvalPrediction",
         "training.schedules": "get_scheduler",
         "training.state": "TrainerControl TrainerState",
@@ -110,7 +131,7 @@ _LAZY = {
 }
 
 _MODULES = {name: f"bertcore.{name}" for name in ("kernels", "lora", "training", "util")}
-_MODULES["evaluation"] = "bertcore.tasks.evaluation"
+_MODULES |= {"evaluation": "bertcore.tasks.evaluation", "losses": "bertcore.training.objectives"}
 
 __all__ = sorted([*_LAZY, *_MODULES])
 

@@ -155,6 +155,19 @@ def older_names(**names: str) -> Callable[[Callable[..., Result]], Callable[...,
     return decorate
 
 
+class Described:
+    """An object whose repr has its public numbers and texts, and the lengths of its lists."""
+
+    def __repr__(self) -> str:
+        parts = [type(self).__name__]
+        for name, value in vars(self).items():
+            if isinstance(value, list | tuple | dict):
+                value = value and f"of {len(value)}"
+            if isinstance(value, int | float | str) and value != "" and not isinstance(value, bool) and name[0] != "_":
+                parts.append(f"{name} {value}")
+        return f"<{', '.join(parts)}>"
+
+
 def printable(text: str) -> str:
     """Return the text with control characters escaped, as these may command a terminal."""
     return "".join(each if each.isprintable() else repr(each)[1:-1].replace("\\\\", "\\") for each in text)

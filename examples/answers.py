@@ -26,7 +26,7 @@ from bertcore.tasks.evaluation import InformationRetrievalEvaluator
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.static import distill_static
 from bertcore.training import Trainer
-from bertcore.training.objectives import MultipleNegativesRanking, multi_vector
+from bertcore.training.objectives import MultipleNegativesRankingLoss, multi_vector
 
 HELD_OUT, MAX_LENGTH, BATCH, WIDTH = 2000, 128, 32, 128
 CUTS = {"mrr_at_k": [10], "ndcg_at_k": [10], "accuracy_at_k": [1], "precision_recall_at_k": [10], "map_at_k": [100]}
@@ -59,7 +59,7 @@ def trained_late(folder: Path, pairs: Pairs, out: Path, given: Any) -> MultiVect
     late = MultiVectorEncoder(folder, **lengths, query_expansion=None)
     rows = [{"query": short, "document": long} for short, long in pairs]
     # The scores are sums over a query's tokens, so they are not scaled.
-    objective = multi_vector.MultipleNegativesRanking(late)
+    objective = multi_vector.MultiVectorMultipleNegativesRankingLoss(late)
     args = arguments(out, given.seconds, given.seed, 5e-5, per_device_train_batch_size=BATCH)
     trainer = Trainer(late.model, args, train_dataset=rows, processing_class=late.tokenizer, objective=objective)
     trainer.train()
@@ -72,7 +72,7 @@ def trained_dense(folder: Path, pairs: Pairs, out: Path, given: Any) -> Sentence
     """Train a copy of the model itself on the same pairs."""
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
     rows = [{"anchor": short, "positive": long} for short, long in pairs]
-    objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
+    objective = MultipleNegativesRankingLoss(max_length=MAX_LENGTH)
     args = arguments(out, given.seconds, given.seed, 5e-5, per_device_train_batch_size=BATCH)
     trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer, objective=objective)
     trainer.train()

@@ -24,7 +24,7 @@ from bertcore.presets import preset_config
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tokenization import train_tokenizer
 from bertcore.training import Trainer
-from bertcore.training.objectives import MaskedLM, MultipleNegativesRanking
+from bertcore.training.objectives import MaskedLM, MultipleNegativesRankingLoss
 
 SHARE_HELD_OUT, MAX_LENGTH, WORDS = 8, 64, 8192
 CONFIG = {**preset_config("mini-bert"), "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -80,7 +80,7 @@ def main() -> None:
     if not given.mlm_seconds:
         report(given, "TF-IDF", **search_by_words(learnt, held_out)._asdict())
     report(given, before, **search(folder / "before", held_out)._asdict())
-    objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
+    objective = MultipleNegativesRankingLoss(max_length=MAX_LENGTH)
     args = arguments(folder, given.seconds, given.seed, 5e-4, per_device_train_batch_size=64, logging_steps=10)
     trainer = Trainer(model, args, train_dataset=learnt, processing_class=tokenizer, objective=objective)
     trainer.train()

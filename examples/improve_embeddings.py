@@ -19,7 +19,7 @@ from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.demo_model import demo_model_folder
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.objectives import MultipleNegativesRanking
+from bertcore.training.objectives import MultipleNegativesRankingLoss
 
 HELD_OUT, MAX_LENGTH = 2000, 64
 
@@ -49,7 +49,7 @@ def main() -> None:
         logging_steps=20,
         save_strategy="no",
     )
-    objective = MultipleNegativesRanking(max_length=MAX_LENGTH)
+    objective = MultipleNegativesRankingLoss(max_length=MAX_LENGTH)
     trainer = Trainer(model, args, train_dataset=pairs[HELD_OUT:], processing_class=tokenizer, objective=objective)
     before = search(folder, pairs[:HELD_OUT])
     done = trainer.train()

@@ -282,7 +282,7 @@ class Finetune(Labels, Adapters):
             raise CommandError(f"all pairs have the {label} {train[0]['label']:g}: there is nothing to order them by")
         model = self.with_adapters(AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False))
         tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
-        kind = objectives.CoSENT if is_scored else objectives.MultipleNegativesRanking
+        kind = objectives.CoSENTLoss if is_scored else objectives.MultipleNegativesRankingLoss
         length = self.example_length(self.model, model, LONGEST_EMBEDDED, tokenizer)
         objective = kind(pooling=settings.pooling[0], max_length=length)
         trainer = self.trainer(folder, model, train, measured, tokenizer, objective=objective)
@@ -305,7 +305,11 @@ class Finetune(Labels, Adapters):
         if len({len(example) for example in [*train, *measured]}) > 1:
             raise CommandError("records have different numbers of negatives, expected the same in all")
         encoder = with_new_head(MultiVectorEncoder, model_folder(self.model), document_length=self.max_length)
-        kind = multi_vector.DistillKLDiv if is_distilled else multi_vector.MultipleNegativesRanking
+        kind = (
+            multi_vector.MultiVectorDistillKLDivLoss
+            if is_distilled
+            else multi_vector.MultiVectorMultipleNegativesRankingLoss
+        )
         model = self.with_adapters(encoder.model)
         trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=kind(encoder))
         print(f"data      {len(train):,} queries, {len(measured):,} held out")

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -79,6 +80,7 @@ class Index(Corpus):
             stack.enter_context(self.chosen_backend())
             index = opened_index(self.output, folder) if self.add else None
             lines, encoder = self.lines(stack), dense_encoder(folder, self)
+            before, started = 0 if index is None else len(index), time.perf_counter()
             rows, texts = in_step(functools.partial(encoder.encode_document_stream, **self.reading_options()), lines)
             if index is not None:
                 index.add(rows, texts=texts)
@@ -89,7 +91,9 @@ class Index(Corpus):
                 options["metadata"] = {"model": Path(folder).name, DIGEST: model_digest(folder)}
                 options["similarity"] = encoder.similarity_fn_name
                 index = bertcore.VectorIndex.build(self.output, rows, texts=texts, **options)
-        print(f"{self.output}: {len(index):,} texts, {index.dimension} dimensions, {index.precision}", file=sys.stderr)
+        speed = f"{(len(index) - before) / (time.perf_counter() - started):,.0f} texts a second"
+        said = f"{len(index):,} texts, {index.dimension} dimensions, {index.precision}, {speed}"
+        print(f"{self.output}: {said}", file=sys.stderr)
 
 
 def dense_encoder(folder: Path, command: Reading) -> Any:

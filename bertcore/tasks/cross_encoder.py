@@ -141,8 +141,11 @@ class CrossEncoder(Encoder):
     def _model_folder(self) -> Path:
         return self._where
 
+    def _saved_where(self) -> Path:
+        return Path() if self._is_new else super()._saved_where()
+
     def _fill(self, target: Path, where: Path) -> None:
-        super()._fill(target, Path() if self._is_new else where)
+        super()._fill(target, where)
         if self._is_new:  # the folder may hold another kind of model
             self._write_modules(target)
 

@@ -288,10 +288,18 @@ class Encoder:
             raise ValueError(f"safe_serialization is {safe_serialization!r}, expected True")
         if self._modules_file() != self._modules_read:  # its pooling may not be the one that was read
             raise CheckpointError(f"{self.folder / MODULES_NAME} has changed since it was read: load the encoder again")
-        where = self._model_folder().relative_to(self.folder)
+        where = self._saved_where()
         with replacing(made_folder(path), (where / CONFIG_NAME).as_posix()) as target:
             self._fill(target, where)
         self._modules_read = self._modules_file()  # the folder may be the encoder's own
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Load the model's weights from a folder that `save_pretrained` wrote."""
+        self.model.load_weights(Path(folder) / self._saved_where())
+
+    def _saved_where(self) -> Path:
+        """Return the folder of the model within a saved encoder's."""
+        return self._model_folder().relative_to(self.folder)
 
     def _modules_file(self) -> tuple[int, int, int] | None:
         """Return what tells one modules.json from the next; every save replaces it."""

@@ -24,14 +24,14 @@ from bertcore.training.collators import (
 from bertcore.training.eight_bits import AdamW8bit
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.masking import Masking
-from bertcore.training.optimizers import LAMB, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
+from bertcore.training.optimizers import LAMB, SGD, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
 from bertcore.training.safeguards import TrainingDiverged
 from bertcore.training.schedules import Schedule, get_scheduler
 from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [
-    "LAMB", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling", "DataCollatorForMultipleChoice",
+    "LAMB", "SGD", "AdamW", "AdamW8bit", "DataCollatorForLanguageModeling", "DataCollatorForMultipleChoice",
     "DataCollatorForTokenClassification", "DataCollatorWithPadding", "EarlyStoppingCallback", "EvalPrediction",
     "Masking", "Muon", "NotSaved", "Optimizer", "PredictionOutput", "Schedule", "StableAdamW", "TrainOutput", "Trainer",
     "TrainerCallback", "TrainerControl", "TrainerState", "TrainingArguments", "TrainingDiverged", "clip_grad_norm",

@@ -13,10 +13,11 @@ from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.passes import autocast
 from bertcore.training.eight_bits import AdamW8bit
-from bertcore.training.optimizers import LAMB, AdamW, Muon, StableAdamW
+from bertcore.training.optimizers import LAMB, SGD, AdamW, Muon, StableAdamW
 from bertcore.training.schedules import BY_METRICS, ENDLESS, SCHEDULES, STEPS_OF_SCHEDULES
 
-OPTIMIZERS = {"adamw": AdamW, "adamw_8bit": AdamW8bit, "stable_adamw": StableAdamW, "lamb": LAMB, "muon": Muon}
+OPTIMIZERS = {"adamw": AdamW, "adamw_8bit": AdamW8bit, "stable_adamw": StableAdamW, "lamb": LAMB}
+OPTIMIZERS |= {"muon": Muon, "sgd": SGD}
 SPELLINGS = {"adamw_torch": "adamw", "adamw_torch_fused": "adamw"}  # of transformers
 SPELLINGS |= {"adamw_torch_8bit": "adamw_8bit", "adamw_bnb_8bit": "adamw_8bit"}
 STRATEGIES = "no", "steps", "epoch"
@@ -36,7 +37,7 @@ class TrainingArguments:
         gradient_accumulation_steps: the number of batches per step. The result equals one batch of all their examples:
             each summand of a loss is weighted by its own number of labels.
         learning_rate, weight_decay, adam_beta1, adam_beta2, adam_epsilon: options of the optimiser.
-        optim: "adamw", "adamw_8bit", "stable_adamw", "lamb" or "muon".
+        optim: "adamw", "adamw_8bit", "stable_adamw", "lamb", "muon" or "sgd".
         optim_in_backward: update each parameter in the backward pass, once its gradient is complete, and free the
             gradient, so that the gradients of the whole model are never in memory together. Their joint norm is then
             unknown: `max_grad_norm` clips by the norm of the previous step, and does not clip the first step of a run,

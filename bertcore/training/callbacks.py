@@ -13,14 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from bertcore.arguments import check_count, warn_caller
+from bertcore.arguments import Described, check_count, warn_caller
 from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
 from bertcore.training.state import TrainerControl, TrainerState
 
 
-class TrainerCallback:
+class TrainerCallback(Described):
     """Base class of callbacks; override the methods that you need.
 
     Each method receives the arguments, the state and the control, whose switches it may set, and by name `model`,

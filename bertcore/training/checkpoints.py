@@ -187,13 +187,13 @@ _KEPT = (
     *("optim", "optim_in_backward", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon"),
     *("weight_decay", "max_grad_norm"),
     *("lr_scheduler_type", "lr_scheduler_kwargs", "warmup_steps", "bf16", "fp16"),
+    *("prompts", "batch_sampler", "multi_dataset_batch_sampler"),
 )
 
 
 def save_run(
     folder: Path,
-    model: Any,
-    tokenizer: Any,
+    save: Callable[[Path], None],
     optimizer: Optimizer,
     schedule: Schedule,
     state: TrainerState,
@@ -201,10 +201,8 @@ def save_run(
     *,
     beside: Sequence[Parameter] = (),
 ) -> None:
-    """Write everything into `folder`; `beside` are the parameters trained beside the model."""
-    model.save_pretrained(folder)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(folder)
+    """Write everything into `folder`, the model by `save`; `beside` are the parameters trained beside it."""
+    save(folder)
     _write_arrays(folder / OPTIMIZER, optimizer.state_dict())
     if beside:
         _write_arrays(folder / OBJECTIVE, {name: array for each in beside for name, array in each.tensors()})
@@ -218,7 +216,7 @@ def save_run(
 
 def load_run(
     folder: Path,
-    model: Any,
+    load: Callable[[Path], None],
     optimizer: Optimizer,
     schedule: Schedule,
     args: TrainingArguments,
@@ -226,7 +224,7 @@ def load_run(
     *,
     beside: Sequence[Parameter] = (),
 ) -> TrainerState:
-    """Load everything from a checkpoint and return the state.
+    """Load everything from a checkpoint, the model's weights by `load`, and return the state.
 
     Warns if the run's length differs from the checkpoint's and its learning rates depend on the length.
 
@@ -238,7 +236,7 @@ def load_run(
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {name}")
     before, state = read_json_object(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
-    known = {name: (before.get(name), getattr(args, name)) for name in _KEPT}
+    known = {name: (before.get(name), getattr(args, name, None)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
     facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
     facts |= {"the fingerprint of the weights beside the adapters": "frozen", "the teacher's fingerprint": "teacher"}
@@ -257,10 +255,8 @@ def load_run(
                 f"{name} is {is_now}, in {folder} it was {was}: the learning rates now follow the new length, "
                 "so the result differs from an uninterrupted run's"
             )
-    kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
-    model.load_weights(folder)
-    for parameter in beside:
-        parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
+    load_beside(folder, beside)
+    load(folder)
     for part, name, read in ((optimizer, OPTIMIZER, open_checkpoint), (schedule, SCHEDULE, read_json_object)):
         values = read(folder / name)
         try:
@@ -268,6 +264,13 @@ def load_run(
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / name}: {error}") from error
     return state
+
+
+def load_beside(folder: Path, beside: Sequence[Parameter]) -> None:
+    """Load parameters trained beside the model. Raises CheckpointError, before any is changed, if there are others."""
+    kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
+    for parameter in beside:
+        parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
 
 
 def _write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -43,7 +43,7 @@ class Group:
 
 
 class Optimizer:
-    """Base of AdamW, StableAdamW, LAMB and Muon: groups, moments, one step (see `kernels.adam_update`).
+    """Base of AdamW, StableAdamW, LAMB, SGD and Muon: groups, moments, one step (see `kernels.adam_update`).
 
     Args:
         model: the model; its parameters, float32 or float64, are trained, except frozen ones.
@@ -259,6 +259,20 @@ class StableAdamW(Optimizer):
     """
 
     rule = "stable_adamw"
+
+
+class SGD(Optimizer):
+    """Steps along the gradient alone, without moments."""
+
+    def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
+        return ()
+
+    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
+        for _, array, grad in parts:
+            xp = kernels.array_module(array)
+            if scale is not None:
+                grad = xp.where(xp.isfinite(scale), grad * scale, 0)
+            array -= group.lr * (grad + group.weight_decay * array)
 
 
 class LAMB(Optimizer):

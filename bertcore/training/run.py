@@ -59,11 +59,12 @@ class Run:
     depends only on the seeds and the position in the data, so a resumed run ends with the bits of an uninterrupted one.
 
     Attributes:
-        model, args, objective, callbacks, processes, tokenizer: the trainer's.
+        model, args, objective, callbacks, processes: the trainer's.
         optimizer, schedule: update the parameters and the learning rate.
         batches: the dataset's batches.
         collate: makes a batch from examples and the batch's number.
         length: the number of steps; None if only time ends the run.
+        save, load: write the model into a folder, and load its weights from one.
         evaluate: logs the metrics of the evaluation, calls `on_evaluate` and returns them.
     """
 
@@ -77,7 +78,8 @@ class Run:
     length: int | None
     callbacks: Callbacks
     processes: Processes
-    tokenizer: Any
+    save: Callable[[Path], None]
+    load: Callable[[Path], None]
     evaluate: Callable[[], Mapping[str, float]]
 
     def __post_init__(self) -> None:
@@ -105,7 +107,7 @@ class Run:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         now = {name: getattr(self.state, name) for name in SETTINGS}
-        parts, beside = (self.model, self.optimizer, self.schedule), self.objective.parameters(self.model)
+        parts, beside = (self.load, self.optimizer, self.schedule), self.objective.parameters(self.model)
         self.state = load_run(folder, *parts, self.args, self.state, beside=beside)
         for name, value in now.items():
             setattr(self.state, name, value)
@@ -431,7 +433,7 @@ class Run:
         folder = checkpoint_folder(args.output_dir, state.global_step)
         state.callbacks = self.callbacks.state_dict()
         state.loss_scale = self._loss_scale and self._loss_scale.state_dict()
-        parts = self.model, self.tokenizer, self.optimizer, self.schedule, state, args
+        parts = self.save, self.optimizer, self.schedule, state, args
         beside = self.objective.parameters(self.model)
         self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts, beside=beside)))
         self._saved_at = state.global_step

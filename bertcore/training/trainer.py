@@ -16,7 +16,14 @@ from bertcore.nn.parameter import Block
 from bertcore.training import objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, reports_of
-from bertcore.training.checkpoints import STATE, check_whole, checkpoints_in, latest_checkpoint, recover_checkpoints
+from bertcore.training.checkpoints import (
+    STATE,
+    check_whole,
+    checkpoints_in,
+    latest_checkpoint,
+    load_beside,
+    recover_checkpoints,
+)
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
@@ -61,6 +68,8 @@ class Trainer:
     Raises:
         TypeError, ValueError: for arguments that contradict each other.
     """
+
+    model: Any
 
     @naming_nearest()
     def __init__(
@@ -110,6 +119,15 @@ class Trainer:
         self.callbacks = Callbacks([*reports, *(callbacks or ())], **details, processing_class=processing_class)
         self.state, self.control = TrainerState(), TrainerControl()
 
+    def __repr__(self) -> str:
+        learns, step = type(self.objective).__name__, self.state.global_step
+        return f"<{type(self).__name__} of {self.model!r}, {learns}, step {step}, output_dir {self.args.output_dir}>"
+
+    @property
+    def network(self) -> Any:
+        """The model that learns."""
+        return self.model
+
     def train(self, resume_from_checkpoint: bool | str | os.PathLike[str] | None = None) -> TrainOutput:
         """Train for the epochs, steps or seconds of the arguments.
 
@@ -141,11 +159,13 @@ class Trainer:
             run.resume(start)
         self.state, self.control = run.state, run.control
         if self.args.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
+            self.network.gradient_checkpointing_enable()
         with held_back() as ending:
             metrics = run.train(ending)
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
-            self.model.load_weights(self.state.best_model_checkpoint)
+            best = Path(self.state.best_model_checkpoint)
+            self._load(best)
+            load_beside(best, self.objective.parameters(self.network))
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
@@ -167,7 +187,7 @@ class Trainer:
             if kept is not None and kept.label_ids is None:
                 raise ValueError("compute_metrics is given, and the evaluation's batches have no labels for it")
             metrics |= found
-        return self._reported(metrics)
+        return self._reported(metrics | self._further_metrics(metric_key_prefix))
 
     def predict(self, test_dataset: Any, metric_key_prefix: str = "test") -> PredictionOutput:
         """Return the predictions on a dataset, and the labels and metrics if it has labels."""
@@ -179,12 +199,8 @@ class Trainer:
 
         Of several processes the first writes; the others do not wait for it.
         """
-        if not self.processes.is_first:
-            return
-        folder = self.args.output_dir if output_dir is None else output_dir
-        self.model.save_pretrained(folder)
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(folder)
+        if self.processes.is_first:
+            self._save(Path(self.args.output_dir if output_dir is None else output_dir))
 
     def save_state(self) -> None:
         """Write `state`, with all of its log, to trainer_state.json in `output_dir`."""
@@ -243,6 +259,24 @@ class Trainer:
 
     # --- the parts of a run ---------------------------------------------------------------------------
 
+    def _save(self, folder: Path) -> None:
+        """Write the model and the tokenizer."""
+        self.network.save_pretrained(folder)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+
+    def _load(self, folder: Path) -> None:
+        """Load the weights that `_save` wrote."""
+        self.network.load_weights(folder)
+
+    def _batches(self, **options: Any) -> Batches:
+        """Return the batches of the training data."""
+        return Batches(self.train_dataset, **options)
+
+    def _further_metrics(self, prefix: str) -> dict[str, float]:
+        """Return the metrics of an evaluation beside those of a dataset."""
+        return {}
+
     def _default_collator(self) -> Callable[[list[Any]], Mapping[str, Any]]:
         if self.processing_class is None:
             raise ValueError("data_collator is missing; without one processing_class, the tokenizer, is needed")
@@ -266,8 +300,7 @@ class Trainer:
 
     def _run(self) -> Run:
         args = self.args
-        batches = Batches(
-            self.train_dataset,
+        batches = self._batches(
             batch_size=args.per_device_train_batch_size,
             max_tokens=args.max_tokens_per_batch,
             shuffle=True,
@@ -276,7 +309,7 @@ class Trainer:
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
         length = self._length(batches)
-        trained = self.objective.trained(self.model)
+        trained = self.objective.trained(self.network)
         _check_trains(self.optimizer, trained)
         optimizer = self.optimizer or OPTIMIZERS[args.optim](
             trained,
@@ -286,7 +319,7 @@ class Trainer:
             weight_decay=args.weight_decay,
         )
         return Run(
-            self.model,
+            self.network,
             args,
             self.objective,
             optimizer,
@@ -296,7 +329,8 @@ class Trainer:
             length,
             self.callbacks,
             self.processes,
-            self.processing_class,
+            self._save,
+            self._load,
             self._evaluated_together,
         )
 
@@ -327,7 +361,7 @@ class Trainer:
     def _numbered_collator(self) -> NumberedCollator:
         """Return the collator; bertcore's own do not see columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
-        columns = {*self.model.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
+        columns = {*self.network.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
         return NumberedCollator(self.data_collator, self.args.seed, columns)
 
     # --- results ----------------------------------------------------------------------------------------
@@ -344,16 +378,16 @@ class Trainer:
         return metrics if self.processes.is_first else self._reported(metrics)
 
     def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
-        started, was_training = time.monotonic(), self.model.training
+        started, was_training = time.monotonic(), self.network.training
         batches = Batches(dataset, batch_size=self.args.per_device_eval_batch_size, shuffle=False)
         collate = self._numbered_collator()
         collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
-        self.model.eval()
+        self.network.eval()
         try:
             with self.args.precision():
-                found = run_through(self.objective, self.model, collated, keep=keep, reduce=self.reduce)
+                found = run_through(self.objective, self.network, collated, keep=keep, reduce=self.reduce)
         finally:
-            self.model.training = was_training
+            self.network.training = was_training
         if not found.examples:
             raise ValueError(f"the dataset for {prefix} gave no examples; an iterator can be read once")
         metrics = {} if found.loss is None else {"loss": found.loss}

@@ -1,6 +1,7 @@
 """`bertcore index` and `bertcore search --index`."""
 
 import json
+import re
 
 import pytest
 
@@ -32,7 +33,10 @@ def lines(capsys):
 def test_as_search_of_the_corpus(encoder_folder, corpus_file, stdin, tmp_path, capsys, options):
     model, index, shown = str(encoder_folder), str(tmp_path / "index"), ["--queries", "-", "--top-k", "4", "--json"]
     assert main(["index", model, corpus_file, "-o", index, *options]) == 0
-    assert f"{index}: 44 texts, {WIDTH} dimensions, {'int8' if options else 'float32'}" in capsys.readouterr().err
+    precision = "int8" if options else "float32"
+    assert re.search(
+        rf"index: 44 texts, {WIDTH} dimensions, {precision}, [\d,]+ texts a second", capsys.readouterr().err
+    )
     stdin("\n".join(QUERIES).encode())
     assert main(["search", model, "--index", index, *shown]) == 0
     found = lines(capsys)

@@ -11,7 +11,7 @@ from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassi
 from bertcore.checkpoint import CheckpointError
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import AdamW, Trainer, TrainingArguments
-from bertcore.training.objectives import MultipleNegativesRanking
+from bertcore.training.objectives import MultipleNegativesRankingLoss
 from tests.checkpoint.files import write_tensors
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
@@ -218,7 +218,9 @@ def test_dropout_of_adapters():
 def test_the_dropout_of_an_adapted_model_is_that_of_its_base():
     """Chunks drop in their second pass what they dropped in the first; what an evaluation switches is switched back."""
     adapted = get_peft_model(new_model(AutoModel), query_and_value())
-    MultipleNegativesRanking(chunk=2).value_and_grad(adapted.train(seed=3), {"input_ids": IDS[:, :10].reshape(3, 2, 5)})
+    MultipleNegativesRankingLoss(mini_batch_size=2).value_and_grad(
+        adapted.train(seed=3), {"input_ids": IDS[:, :10].reshape(3, 2, 5)}
+    )
     assert adapted.passes == adapted.get_base_model().passes == 3
     adapted.training = False
     assert not adapted.get_base_model().training

@@ -21,7 +21,7 @@ from bertcore.tasks.evaluation import (
     TripletEvaluator,
 )
 from bertcore.tasks.evaluation.evaluator import average_precision, ndcg, of_thresholds
-from bertcore.training.objectives import Softmax
+from bertcore.training.objectives import SoftmaxLoss
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
@@ -131,12 +131,12 @@ def test_translations_and_sequences_equal_sentence_transformers(encoder, tmp_pat
 def test_accuracy_of_a_trained_classifier(tmp_path):
     """The classifier's own loss on the same pairs gives its logits."""
     encoder = SentenceEncoder(save_tiny_encoder(tmp_path))
-    objective, labels = Softmax(3, concatenation_sent_multiplication=True), np.arange(12) % 3
+    objective, labels = SoftmaxLoss(num_labels=3, concatenation_sent_multiplication=True), np.arange(12) % 3
     evaluator = functools.partial(evaluation.LabelAccuracyEvaluator, softmax_model=objective)
     examples = [SimpleNamespace(texts=[MANY[k], MANY[k + 12]], label=labels[k]) for k in range(12)]
     batches = [examples[:8], examples[8:]]
-    refuses(ValueError, "Softmax has no classifier yet", evaluator(batches), encoder)
-    refuses(TypeError, "softmax_model is int, expected the objective Softmax", evaluator, [], softmax_model=3)
+    refuses(ValueError, "SoftmaxLoss has no classifier yet", evaluator(batches), encoder)
+    refuses(TypeError, "softmax_model is int, expected the objective SoftmaxLoss", evaluator, [], softmax_model=3)
     objective.parameters(encoder.model)
     refuses(ValueError, "dataloader has no examples", evaluator([]), encoder)
     right = 0

@@ -6,7 +6,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForNextSentencePrediction
 from bertcore.training import EarlyStoppingCallback, EvalPrediction, Trainer, TrainerCallback, TrainingArguments
 from bertcore.training.callbacks import Callbacks
-from bertcore.training.objectives import MultipleNegativesRanking, NextSentence
+from bertcore.training.objectives import MultipleNegativesRankingLoss, NextSentence
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.training.tiny_runs import (
@@ -153,7 +153,7 @@ def test_metrics_that_could_not_be_computed_are_refused(tmp_path):
         return {"input_ids": np.stack([ids, ids], axis=1)}
 
     args = TrainingArguments(tmp_path, per_device_eval_batch_size=3, report_to="none")
-    given = {"eval_dataset": LABELLED[:6], "objective": MultipleNegativesRanking(), "compute_metrics": accuracy}
+    given = {"eval_dataset": LABELLED[:6], "objective": MultipleNegativesRankingLoss(), "compute_metrics": accuracy}
     trainer = Trainer(AutoModel.from_config(CONFIG), args, two, **given)
     refuses(ValueError, "compute_metrics is given, and the evaluation's batches have no labels", trainer.evaluate)
 

@@ -159,7 +159,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
     ({"learning_rate": float("nan")}, "learning_rate is nan"),
     ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
-    ({"optim": "sgd"}, "optim is 'sgd'"),
+    ({"optim": "rmsprop"}, "optim is 'rmsprop'"),
     ({"optim": ["adamw"]}, "optim is .*, expected one of 'adamw"),
     ({"warmup_steps": 2.5}, "warmup_steps is 2.5"),
     ({"max_seconds": 0}, "max_seconds is 0"),

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count
+from bertcore.arguments import Described, check_count
 
 Metrics = dict[str, float]
 Score = Callable[[Any, Any], np.ndarray]
 
 
-class Evaluator:
+class Evaluator(Described):
     """The base of all evaluators: the name of the data, and the file of results.
 
     Args:

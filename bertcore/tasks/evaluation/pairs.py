@@ -304,7 +304,7 @@ class TranslationEvaluator(Evaluator):
 
 
 class LabelAccuracyEvaluator(Evaluator):
-    """Measure the `accuracy` of the classifier of pairs that the objective `Softmax` trained beside an encoder.
+    """Measure the `accuracy` of the classifier of pairs that the objective `SoftmaxLoss` trained beside an encoder.
 
     Args:
         dataloader: batches of examples with the attributes texts and label (sentence-transformers' InputExample).
@@ -318,7 +318,7 @@ class LabelAccuracyEvaluator(Evaluator):
     def __init__(self, dataloader: Iterable[Sequence[Any]], name: str = "", softmax_model: Any = None, **options: Any):
         super().__init__(name, **options)
         if not hasattr(softmax_model, "predictions"):
-            raise TypeError(f"softmax_model is {type(softmax_model).__name__}, expected the objective Softmax")
+            raise TypeError(f"softmax_model is {type(softmax_model).__name__}, expected the objective SoftmaxLoss")
         if hasattr(dataloader, "collate_fn"):  # PyTorch's DataLoader
             dataloader.collate_fn = list
         self.dataloader, self.softmax_model = dataloader, softmax_model

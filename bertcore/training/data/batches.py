@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from bertcore.arguments import check_count
 from bertcore.kernels import checks
 
 SHUFFLED = 4096  # examples of a stream that are shuffled together
+LABELS = ("label", "labels", "score", "scores")  # names of the column of labels
+DATASET = "dataset_name"  # name of the dataset of an example
+APART = (*LABELS, DATASET)  # columns without texts
 HASHED = 64  # examples that a fingerprint covers
 GROUPED = 50  # batches whose examples are sorted by length together
 
@@ -147,6 +151,104 @@ class Batches:
             batches = list(self._cut(some, is_end=len(some) < GROUPED * self.batch_size))
             order = rng.permutation(len(batches)) if self.shuffle else range(len(batches))
             yield from (batches[index] for index in order)
+
+
+class DistinctBatches(Batches):
+    """Batches in which no text occurs twice; an example that would repeat one waits for the next batch."""
+
+    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
+        source, waiting = iter(examples), deque[_Lazy]()
+        while True:
+            batch: list[_Lazy] = []
+            later: list[_Lazy] = []
+            seen: set[str] = set()
+            while len(batch) < self.batch_size:
+                example = waiting.popleft() if waiting else next(source, None)
+                if example is None:
+                    break
+                texts = {value for name, value in example().items() if isinstance(value, str) and name not in APART}
+                if seen.isdisjoint(texts):
+                    batch.append(example)
+                    seen |= texts
+                else:
+                    later.append(example)
+            waiting.extendleft(reversed(later))
+            if not batch:
+                return
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch
+
+
+class LabelledBatches(Batches):
+    """Batches with at least two labels and two examples of each; labels take turns until one is left."""
+
+    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
+        if self.batch_size < 4 or self.batch_size % 2:
+            raise ValueError(f"batch_size is {self.batch_size}, expected an even number from 4 on to group by label")
+        groups: dict[Any, list[_Lazy]] = {}
+        for example in examples:
+            label = next((example()[name] for name in LABELS if name in example()), None)
+            groups.setdefault(label, []).append(example)
+        groups = {label: some for label, some in groups.items() if len(some) > 1}
+        if len(groups) < 2:
+            raise ValueError(f"the data has {len(groups)} labels with two examples or more, expected at least two")
+        turns = []
+        while len(groups) > 1:
+            turns += [group.pop() for group in groups.values() for _ in range(2)]
+            groups = {label: some for label, some in groups.items() if len(some) > 1}
+        yield from (batch for batch in super()._cut(turns, is_end=is_end) if len(batch) >= 4)
+
+
+class MixedBatches(Batches):
+    """Batches of several datasets, each batch of one of them.
+
+    Args:
+        parts: the batches of each dataset.
+        is_proportional: whether an epoch has all batches, in random order; otherwise the datasets take turns until one
+            of them ends.
+    """
+
+    def __init__(self, parts: Sequence[Batches], is_proportional: bool):
+        self.parts, self.is_proportional = parts, is_proportional
+
+    def __len__(self) -> int:
+        counts = [len(part) for part in self.parts]
+        return sum(counts) if self.is_proportional else min(counts) * len(counts)
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of all datasets."""
+        return sum(part.num_examples or 0 for part in self.parts)
+
+    def fingerprint(self) -> str | None:
+        """Return the fingerprints of all datasets."""
+        return " ".join(part.fingerprint() or "" for part in self.parts)
+
+    def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
+        """Yield every `every`-th batch of one epoch, from batch number `skip` on."""
+        sources = [part.epoch(number) for part in self.parts]
+        if self.is_proportional:
+            order = np.repeat(np.arange(len(sources)), [len(part) for part in self.parts])
+            order = np.random.default_rng((self.parts[0].seed, number)).permutation(order)
+            batches = (batch for place in order if (batch := next(sources[place], None)) is not None)
+        else:
+            batches = itertools.chain.from_iterable(zip(*sources, strict=False))
+        return itertools.islice(batches, skip, None, every)
+
+
+class Named(Sequence[Example]):
+    """A dataset whose examples have its name, as "dataset_name"."""
+
+    def __init__(self, name: str, dataset: Any):
+        if not _is_sized(dataset) or isinstance(dataset, str | Mapping):
+            raise TypeError(f"dataset {name!r} is {type(dataset).__name__}, expected a sequence of examples")
+        self.name, self.dataset = name, dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        return {DATASET: self.name, **self.dataset[index]}
 
 
 class _Lazy:

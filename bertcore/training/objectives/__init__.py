@@ -9,10 +9,10 @@ distillation_terms.py. preview.py shows the examples that objectives present to 
 
 from bertcore.training.objectives import cross_encoder, multi_vector, sparse
 from bertcore.training.objectives.batch_triplets import (
-    BatchAllTriplet,
-    BatchHardSoftMarginTriplet,
-    BatchHardTriplet,
-    BatchSemiHardTriplet,
+    BatchAllTripletLoss,
+    BatchHardSoftMarginTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
 )
 from bertcore.training.objectives.distillation import Distillation
 from bertcore.training.objectives.distillation_terms import (
@@ -24,23 +24,27 @@ from bertcore.training.objectives.distillation_terms import (
     SoftTargets,
 )
 from bertcore.training.objectives.embedding_losses import (
-    MSE,
-    AdaptiveLayer,
-    AnglE,
-    Contrastive,
-    DistillKLDiv,
-    GISTEmbed,
-    OnlineContrastive,
-    Softmax,
+    AdaptiveLayerLoss,
+    AnglELoss,
+    CachedGISTEmbedLoss,
+    ContrastiveLoss,
+    DistillKLDivLoss,
+    GISTEmbedLoss,
+    MSELoss,
+    OnlineContrastiveLoss,
+    SoftmaxLoss,
 )
 from bertcore.training.objectives.embeddings import (
-    CoSENT,
-    CosineSimilarity,
+    CachedMultipleNegativesRankingLoss,
+    CachedMultipleNegativesSymmetricRankingLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
     EmbeddingObjective,
-    MarginMSE,
-    Matryoshka,
-    MultipleNegativesRanking,
-    Triplet,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+    MultipleNegativesSymmetricRankingLoss,
+    TripletLoss,
 )
 from bertcore.training.objectives.entities import EntityMaskedLM, GLiNEREntities
 from bertcore.training.objectives.language_modeling import (
@@ -53,14 +57,37 @@ from bertcore.training.objectives.language_modeling import (
 from bertcore.training.objectives.objective import CustomLoss, Objective, Supervised
 from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
+from bertcore.training.objectives.similarity import (
+    BatchHardTripletLossDistanceFunction,
+    SiameseDistanceMetric,
+    TripletDistanceMetric,
+)
 from bertcore.training.objectives.text_examples import ColumnCollator
 
 __all__ = [
-    "MSE", "AdaptiveLayer", "AnglE", "AttentionDistributions", "AttentionScores", "BatchAllTriplet",
-    "BatchHardSoftMarginTriplet", "BatchHardTriplet", "BatchSemiHardTriplet", "CausalLM", "CoSENT", "ColumnCollator",
-    "Contrastive", "CosineSimilarity", "CustomLoss", "DistillKLDiv", "Distillation", "EmbeddingObjective",
-    "EntityMaskedLM", "GISTEmbed", "GLiNEREntities", "HiddenCosine", "HiddenStates", "MarginMSE", "MaskedLM",
-    "Matryoshka", "MultipleNegativesRanking", "NextSentence", "Objective", "OnlineContrastive", "PermutationLM",
-    "Relations", "ReplacedToken", "SentenceOrder", "SoftTargets", "Softmax", "SpanBoundary", "Supervised",
-    "TranslationLM", "Triplet", "cross_encoder", "multi_vector", "preview", "sparse",
+    "AdaptiveLayerLoss", "AnglELoss", "AttentionDistributions", "AttentionScores", "BatchAllTripletLoss",
+    "BatchHardSoftMarginTripletLoss", "BatchHardTripletLoss", "BatchHardTripletLossDistanceFunction",
+    "BatchSemiHardTripletLoss", "CachedGISTEmbedLoss", "CachedMultipleNegativesRankingLoss",
+    "CachedMultipleNegativesSymmetricRankingLoss", "CausalLM", "CoSENTLoss", "ColumnCollator", "ContrastiveLoss",
+    "CosineSimilarityLoss", "CustomLoss", "DistillKLDivLoss", "Distillation", "EmbeddingObjective", "EntityMaskedLM",
+    "GISTEmbedLoss", "GLiNEREntities", "HiddenCosine", "HiddenStates", "MSELoss", "MarginMSELoss", "MaskedLM",
+    "MatryoshkaLoss", "MultipleNegativesRankingLoss", "MultipleNegativesSymmetricRankingLoss", "NextSentence",
+    "Objective", "OnlineContrastiveLoss", "PermutationLM", "Relations", "ReplacedToken", "SentenceOrder",
+    "SiameseDistanceMetric", "SoftTargets", "SoftmaxLoss", "SpanBoundary", "Supervised", "TranslationLM",
+    "TripletDistanceMetric", "TripletLoss", "cross_encoder", "multi_vector", "preview", "sparse",
 ]  # fmt: skip
+
+_INSTEAD = {  # of losses of sentence-transformers
+    "ContrastiveTensionLoss": "MultipleNegativesRankingLoss of texts paired with themselves",
+    "ContrastiveTensionLossInBatchNegatives": "MultipleNegativesRankingLoss of texts paired with themselves",
+    "DenoisingAutoEncoderLoss": "MaskedLM, which learns from plain texts, too",
+    "EmbedDistillLoss": "MSELoss",
+    "GlobalOrthogonalRegularizationLoss": "a CustomLoss",
+    "Matryoshka2dLoss": "AdaptiveLayerLoss(model, MatryoshkaLoss(model, loss, matryoshka_dims))",
+    "MegaBatchMarginLoss": "CachedMultipleNegativesRankingLoss",
+}
+
+
+def __getattr__(name: str) -> object:
+    instead = f": use {_INSTEAD[name]}" if name in _INSTEAD else ""
+    raise AttributeError(f"{__name__} has no {name}{instead}")

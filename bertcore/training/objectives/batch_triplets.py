@@ -1,6 +1,6 @@
 """Losses over the triplets of a batch of labelled texts.
 
-Names, arguments and values follow sentence-transformers' losses, whose names end with "Loss".
+Names, arguments and values follow sentence-transformers' losses.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ class _BatchTriplets(EmbeddingObjective):
     of the first and the third + margin). (Hermans et al. 2017, arXiv:1703.07737; Schroff et al. 2015, arXiv:1503.03832)
 
     Args:
-        distance_metric: "euclidean" or "cosine" (1 - cosine).
+        model, more: as for `EmbeddingObjective`.
+        distance_metric: "euclidean" or "cosine" (1 - cosine), or a member of `BatchHardTripletLossDistanceFunction`.
         margin: in units of the distance.
     """
 
     columns = (1, 1)
     has_labels = True
 
-    def __init__(self, distance_metric: str = "euclidean", margin: float = 5.0, **more: Any):
-        super().__init__(**more)
+    def __init__(self, model: Any = None, distance_metric: str = "euclidean", margin: float = 5.0, **more: Any):
+        super().__init__(model, **more)
         checks.choice("distance_metric", distance_metric, ALL_DISTANCES)
         self.distance_metric, self.margin = distance_metric, check_number("margin", margin)
 
@@ -45,7 +46,7 @@ class _BatchTriplets(EmbeddingObjective):
         raise NotImplementedError
 
 
-class BatchHardTriplet(_BatchTriplets):
+class BatchHardTripletLoss(_BatchTriplets):
     """The triplet of each text with the farthest of its class and the nearest of another: the mean over texts.
 
     Without another text of its class the first distance is 0; without any of another class the second is the largest.
@@ -69,18 +70,18 @@ class BatchHardTriplet(_BatchTriplets):
         return kernels.array_module(excess).maximum(excess, 0), excess >= 0
 
 
-class BatchHardSoftMarginTriplet(BatchHardTriplet):
-    """`BatchHardTriplet` with log(1 + exp(difference)) instead of a margin."""
+class BatchHardSoftMarginTripletLoss(BatchHardTripletLoss):
+    """`BatchHardTripletLoss` with log(1 + exp(difference)) instead of a margin."""
 
-    def __init__(self, distance_metric: str = "euclidean", **more: Any):
-        super().__init__(distance_metric, 0.0, **more)
+    def __init__(self, model: Any = None, distance_metric: str = "euclidean", **more: Any):
+        super().__init__(model, distance_metric, 0.0, **more)
 
     def of_differences(self, differences: Array) -> tuple[Array, Array]:
         xp = kernels.array_module(differences)
         return xp.logaddexp(0, differences), 0.5 + xp.tanh(differences / 2) / 2
 
 
-class BatchSemiHardTriplet(_BatchTriplets):
+class BatchSemiHardTripletLoss(_BatchTriplets):
     """The triplet of each pair of a class with the nearest text of another class beyond it: the mean over pairs.
 
     That text is farther from the first one than the second is; without such a text it is the farthest of another class.
@@ -103,7 +104,7 @@ class BatchSemiHardTriplet(_BatchTriplets):
         return (slope * excess).sum(), grad
 
 
-class BatchAllTriplet(_BatchTriplets):
+class BatchAllTripletLoss(_BatchTriplets):
     """All triplets of a batch: the mean over those whose loss is not 0."""
 
     def of_distances(self, distances: Array, positives: Array, negatives: Array) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number
+from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -34,8 +34,10 @@ class CrossEncoderObjective(ChunkedObjective):
     """Base of objectives of cross-encoders; subclasses define their loss in `of_scores`.
 
     Args:
-        activation_fn: the function applied to the logits first: "identity", "sigmoid", "tanh" or "relu".
-        chunk: the number of pairs that pass through the model at once in training; all by default.
+        model: the `CrossEncoder` that is trained; or None for a model alone, to which `max_length` applies.
+        activation_fn: the function applied to the logits first: "identity", "sigmoid", "tanh" or "relu", or PyTorch's
+            module of this name.
+        mini_batch_size: the number of pairs that pass through the model at once in training; all by default.
         max_length: where the collator cuts pairs, in tokens; see `PairCollator`.
     """
 
@@ -46,10 +48,21 @@ class CrossEncoderObjective(ChunkedObjective):
     has_labels = True
     is_of_lists = False
 
-    def __init__(self, *, activation_fn: str = "identity", chunk: int | None = None, max_length: int | None = None):
-        super().__init__(chunk=chunk, max_length=max_length)
-        checks.choice("activation_fn", activation_fn, ACTIVATIONS)
-        self.activation_fn = activation_fn
+    @naming_nearest()
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        activation_fn: Any = "identity",
+        mini_batch_size: int | None = None,
+        max_length: int | None = None,
+    ):
+        if model is not None and not hasattr(model, "predict"):
+            raise TypeError(f"model is {type(model).__name__}, expected a CrossEncoder")
+        super().__init__(mini_batch_size=mini_batch_size, max_length=getattr(model, "max_length", max_length))
+        self.encoder = model
+        self.activation_fn = activation_fn if isinstance(activation_fn, str) else type(activation_fn).__name__.lower()
+        checks.choice("activation_fn", self.activation_fn, ACTIVATIONS)
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the scores, (pairs,), in float64; `lists` are slices."""
@@ -83,11 +96,11 @@ class CrossEncoderObjective(ChunkedObjective):
         return checked_labels(labels, count)
 
 
-class BinaryCrossEntropy(CrossEncoderObjective):
+class BinaryCrossEntropyLoss(CrossEncoderObjective):
     """The mean binary cross entropy of labels from 0 to 1; `pos_weight` is the factor on the loss of label 1."""
 
-    def __init__(self, *, pos_weight: float = 1.0, **more: Any):
-        super().__init__(**more)
+    def __init__(self, model: Any = None, *, pos_weight: float = 1.0, **more: Any):
+        super().__init__(model, **more)
         self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
@@ -97,7 +110,7 @@ class BinaryCrossEntropy(CrossEncoderObjective):
         return value, (zeros * share - ones * (1 - share)) / len(scores)
 
 
-class CrossEntropy(CrossEncoderObjective):
+class CrossEntropyLoss(CrossEncoderObjective):
     """The mean cross entropy of classes, (pairs,), or of probabilities of classes, (pairs, classes)."""
 
     num_labels = None
@@ -109,14 +122,14 @@ class CrossEntropy(CrossEncoderObjective):
         return value / len(scores), grad / len(scores)
 
 
-class MSE(CrossEncoderObjective):
+class MSELoss(CrossEncoderObjective):
     """The mean squared error of scores and labels."""
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         return squared_error(scores, labels)
 
 
-class MarginMSE(CrossEncoderObjective):
+class MarginMSELoss(CrossEncoderObjective):
     """The difference of the first document's score and each later one's approaches a teacher's: the mean squared error.
 
     All lists have the same length. Labels are the differences of each list in turn, or all scores (Hofstätter et al.
@@ -149,23 +162,31 @@ class _Lists(CrossEncoderObjective):
         raise NotImplementedError
 
 
-class MultipleNegativesRanking(_Lists):
+class MultipleNegativesRankingLoss(_Lists):
     """Each query ranks its first document above the others of its list: the mean cross entropy of their softmax.
 
     The collator makes the lists: an example's first text is the query and the second the right document; the others are
     wrong ones, as are some documents of the batch's other examples.
 
     Args:
+        model: as for `CrossEncoderObjective`.
         num_negatives: how many of the latter, drawn at random; None for all.
         scale: the factor on scores.
         activation_fn: as for `CrossEncoderObjective`.
-        more: likewise; with `chunk` it is CachedMultipleNegativesRankingLoss.
+        more: likewise.
     """
 
     has_labels = False
 
-    def __init__(self, num_negatives: int | None = 4, scale: float = 10.0, activation_fn: str = "sigmoid", **more: Any):
-        super().__init__(activation_fn=activation_fn, **more)
+    def __init__(
+        self,
+        model: Any = None,
+        num_negatives: int | None = 4,
+        scale: float = 10.0,
+        activation_fn: Any = "sigmoid",
+        **more: Any,
+    ):
+        super().__init__(model, activation_fn=activation_fn, **more)
         self.num_negatives = None if num_negatives is None else check_count("num_negatives", num_negatives, 0)
         self.scale = check_number("scale", scale, above_zero=True)
 
@@ -177,7 +198,13 @@ class MultipleNegativesRanking(_Lists):
         return value, self.scale * grad[0], 1
 
 
-class ListNet(_Lists):
+class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
+    """`MultipleNegativesRankingLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
+
+
+class ListNetLoss(_Lists):
     """The cross entropy of softmax(labels) and softmax(scores), the mean over lists (Cao et al. 2007)."""
 
     def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
@@ -190,10 +217,11 @@ def position_weights(documents: int) -> Array:
     return 2.0 ** (documents - np.arange(1, documents + 1) - beyond) - 2.0**-beyond
 
 
-class PListMLE(_Lists):
+class PListMLELoss(_Lists):
     """The negative log-probability of the right order, position by position: the mean over lists (Lan et al. 2014).
 
     Args:
+        model, more: as for `CrossEncoderObjective`.
         lambda_weight: the function from the number of documents to the weights of positions, which are scaled to a sum
             of 1; None for 1 each (Xia et al. 2008).
         respect_input_order: whether documents come in the right order; otherwise their labels give the order.
@@ -201,12 +229,13 @@ class PListMLE(_Lists):
 
     def __init__(
         self,
+        model: Any = None,
         lambda_weight: Callable[[int], Any] | None = position_weights,
         *,
         respect_input_order: bool = True,
         **more: Any,
     ):
-        super().__init__(**more)
+        super().__init__(model, **more)
         self.lambda_weight = lambda_weight
         self.respect_input_order = checks.boolean("respect_input_order", respect_input_order)
 
@@ -224,11 +253,11 @@ class PListMLE(_Lists):
         return (weights * (normalisers - ranked)).sum(), grad, 1
 
 
-class ListMLE(PListMLE):
-    """`PListMLE` with a weight of 1 for each position (Xia et al. 2008)."""
+class ListMLELoss(PListMLELoss):
+    """`PListMLELoss` with a weight of 1 for each position (Xia et al. 2008)."""
 
-    def __init__(self, *, respect_input_order: bool = True, **more: Any):
-        super().__init__(None, respect_input_order=respect_input_order, **more)
+    def __init__(self, model: Any = None, *, respect_input_order: bool = True, **more: Any):
+        super().__init__(model, None, respect_input_order=respect_input_order, **more)
 
 
 def _differences(rows: Array) -> Array:
@@ -261,6 +290,7 @@ class LambdaLoss(_Lists):
     "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
     Args:
+        model, more: as for `CrossEncoderObjective`.
         weighting_scheme: the weight of a pair: "NDCGLoss2PPScheme", "NDCGLoss2Scheme", "LambdaRankScheme",
             "NDCGLoss1Scheme", which takes all pairs, or "NoWeightingScheme".
         k: pairs without a document among the k best scores are left out; all count by default.
@@ -272,6 +302,7 @@ class LambdaLoss(_Lists):
 
     def __init__(
         self,
+        model: Any = None,
         weighting_scheme: str | None = "NDCGLoss2PPScheme",
         *,
         k: int | None = None,
@@ -281,7 +312,7 @@ class LambdaLoss(_Lists):
         mu: float = 10.0,
         **more: Any,
     ):
-        super().__init__(**more)
+        super().__init__(model, **more)
         self.weighting_scheme = weighting_scheme or "NoWeightingScheme"
         checks.choice("weighting_scheme", self.weighting_scheme, WEIGHTING_SCHEMES)
         checks.choice("reduction_log", reduction_log, ("binary", "natural"))
@@ -309,11 +340,11 @@ class LambdaLoss(_Lists):
         return (weights * xp.logaddexp(0, -lead)).sum(), grad, int(is_pair.sum())
 
 
-class RankNet(LambdaLoss):
+class RankNetLoss(LambdaLoss):
     """`LambdaLoss` without weights (Burges et al. 2005)."""
 
-    def __init__(self, **more: Any):
-        super().__init__(None, **more)
+    def __init__(self, model: Any = None, **more: Any):
+        super().__init__(model, None, **more)
 
 
 def _cross_entropy(scores: Array, targets: Array) -> tuple[Array, Array]:

@@ -1,6 +1,6 @@
 """Further losses of sentence embeddings: classes, contrasts, layers, and learning from other models.
 
-Names, arguments and values follow sentence-transformers' losses, whose names end with "Loss".
+Names, arguments and values follow sentence-transformers' losses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number, warn_caller
+from bertcore.arguments import check_count, check_number, naming_nearest, older_names, warn_caller
 from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -25,13 +25,13 @@ from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.divergences import checked_temperatures, divergence_of_scores, score_divergence
-from bertcore.training.objectives.embeddings import CoSENT, EmbeddingObjective, checked_inner, pooled
+from bertcore.training.objectives.embeddings import CoSENTLoss, EmbeddingObjective, WrappingObjective
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.text_examples import ColumnCollator
 
 
-class AnglE(CoSENT):
-    """`CoSENT` of the angle between two vectors of complex numbers instead of their cosine.
+class AnglELoss(CoSENTLoss):
+    """`CoSENTLoss` of the angle between two vectors of complex numbers instead of their cosine.
 
     The halves of a vector are real and imaginary parts (Li and Li 2024, "AoE: Angle-optimized Embeddings for Semantic
     Textual Similarity"). With more than two texts, each later one makes a pair with the first. The first pair has
@@ -44,7 +44,7 @@ class AnglE(CoSENT):
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, dim) = kernels.array_module(embeddings), embeddings.shape
         if labels is None and columns == 2:
-            raise ValueError("batch has no labels, expected some for AnglE of two texts")
+            raise ValueError("batch has no labels, expected some for AnglELoss of two texts")
         labels = xp.ones(count) if labels is None else labels
         others = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
         scores, pullback = similarity.angles(xp.tile(embeddings[:, 0], (columns - 1, 1)), others)
@@ -53,21 +53,29 @@ class AnglE(CoSENT):
         return value, xp.stack([of_first.sum(axis=0), *of_others], axis=1)
 
 
-class Contrastive(EmbeddingObjective):
+class ContrastiveLoss(EmbeddingObjective):
     """Pairs with label 1 get near, pairs with label 0 get at least a margin apart (Hadsell et al. 2006, section 2.1).
 
     The loss of a pair is (label * distance^2 + (1 - label) * max(0, margin - distance)^2) / 2.
 
     Args:
-        distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan".
+        model, more: as for `EmbeddingObjective`.
+        distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan", or a member of `SiameseDistanceMetric`.
         margin: in units of the distance.
         size_average: whether the loss is the mean over pairs rather than the sum.
     """
 
     has_labels = True
 
-    def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, size_average: bool = True, **more: Any):
-        super().__init__(**more)
+    def __init__(
+        self,
+        model: Any = None,
+        distance_metric: str = "cosine",
+        margin: float = 0.5,
+        size_average: bool = True,
+        **more: Any,
+    ):
+        super().__init__(model, **more)
         checks.choice("distance_metric", distance_metric, similarity.DISTANCES)
         self.distance_metric, self.margin = distance_metric, check_number("margin", margin)
         self.size_average = checks.boolean("size_average", size_average)
@@ -85,15 +93,15 @@ class Contrastive(EmbeddingObjective):
         return labels, 1 - labels, 0.5 / len(labels) if self.size_average else 0.5
 
 
-class OnlineContrastive(Contrastive):
-    """`Contrastive` of only the hard pairs of a batch, summed, without the factor 1/2.
+class OnlineContrastiveLoss(ContrastiveLoss):
+    """`ContrastiveLoss` of only the hard pairs of a batch, summed, without the factor 1/2.
 
     Hard pairs with label 1 are farther than the nearest pair with label 0; those with label 0 are nearer than the
     farthest pair with label 1. If one label does not occur, the limit is the mean of the other label's pairs.
     """
 
-    def __init__(self, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
-        super().__init__(distance_metric, margin, **more)
+    def __init__(self, model: Any = None, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
+        super().__init__(model, distance_metric, margin, **more)
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
         is_near, is_far = labels == 1, labels == 0
@@ -107,7 +115,7 @@ class OnlineContrastive(Contrastive):
         return is_near, is_far, 1.0
 
 
-class MSE(EmbeddingObjective):
+class MSELoss(EmbeddingObjective):
     """The embeddings approach a teacher's, which are the labels: the mean squared error.
 
     Labels are (examples, dim), the same for all texts of an example (a sentence and its translations), or (examples,
@@ -126,13 +134,14 @@ class MSE(EmbeddingObjective):
         return similarity.squared_error(embeddings, labels.reshape(count, -1, dim))
 
 
-class DistillKLDiv(EmbeddingObjective):
+class DistillKLDivLoss(EmbeddingObjective):
     """The softmax of a first text's dot products with the others approaches a teacher's (Lin et al. 2020).
 
     The loss is student_temperature^2 times the mean over examples of KL(softmax(labels / teacher_temperature) ||
     softmax(dot products / student_temperature)). Labels are (examples, columns - 1). Source: arXiv:2010.11386.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one distribution; by default `temperature`.
     """
@@ -142,12 +151,13 @@ class DistillKLDiv(EmbeddingObjective):
 
     def __init__(
         self,
+        model: Any = None,
         temperature: float = 1.0,
         student_temperature: float | None = None,
         teacher_temperature: float | None = None,
         **more: Any,
     ):
-        super().__init__(**more)
+        super().__init__(model, **more)
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
@@ -156,14 +166,15 @@ class DistillKLDiv(EmbeddingObjective):
         return value, pullback(grad)
 
 
-class GISTEmbed(EmbeddingObjective):
-    """`MultipleNegativesRanking` without the candidates that a guide finds nearer than the right one.
+class GISTEmbedLoss(EmbeddingObjective):
+    """`MultipleNegativesRankingLoss` without the candidates that a guide finds nearer than the right one.
 
     An example has an anchor, a positive and perhaps a negative. The candidates of an anchor are all positives,
     negatives and other anchors; its positive is also compared with the others (Solatorio 2024, arXiv:2402.16829).
     Labels are the guide's embeddings, (examples, columns, dim); the collator computes them.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         guide: a `SentenceEncoder`; it reads the texts themselves.
         temperature: the divisor of cosines.
         margin_strategy: a candidate is left out if the guide's cosine for it is above c - margin ("absolute") or
@@ -178,6 +189,7 @@ class GISTEmbed(EmbeddingObjective):
 
     def __init__(
         self,
+        model: Any,
         guide: Any,
         temperature: float = 0.01,
         margin_strategy: str = "absolute",
@@ -186,7 +198,7 @@ class GISTEmbed(EmbeddingObjective):
         contrast_positives: bool = True,
         **more: Any,
     ):
-        super().__init__(**more)
+        super().__init__(model, **more)
         if not hasattr(guide, "encode"):
             raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
         checks.choice("margin_strategy", margin_strategy, ("absolute", "relative"))
@@ -221,6 +233,12 @@ class GISTEmbed(EmbeddingObjective):
         return value, total
 
 
+class CachedGISTEmbedLoss(GISTEmbedLoss):
+    """`GISTEmbedLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
+
+
 class _Guided(ColumnCollator):
     """A `ColumnCollator` whose labels are the embeddings of a guide."""
 
@@ -231,38 +249,45 @@ class _Guided(ColumnCollator):
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         batch = super().__call__(examples)
         if "labels" in batch:
-            raise ValueError("examples has labels, expected none for GISTEmbed")
+            raise ValueError("examples has labels, expected none for GISTEmbedLoss")
         found = self._guide.encode([text for example in examples for text in example.values()], show_progress_bar=False)
         return batch | {"labels": found.reshape(*batch["input_ids"].shape[:2], -1)}
 
 
-class Softmax(EmbeddingObjective):
+class SoftmaxLoss(EmbeddingObjective):
     """A linear classifier of two texts' embeddings, trained beside the model (Reimers and Gurevych 2019, section 3).
 
     Labels are classes, (examples,). Source: arXiv:1908.10084.
 
     Args:
+        model: as for `EmbeddingObjective`.
+        embedding_dimension: the length of an embedding, which the model has, too.
         num_labels: the number of classes.
         concatenation_sent_rep: whether the classifier reads both embeddings.
         concatenation_sent_difference: whether it reads the absolute values of their difference.
         concatenation_sent_multiplication: whether it reads their elementwise product.
-        more: as for `EmbeddingObjective`, without chunk: examples do not depend on each other.
+        more: as for `EmbeddingObjective`, without mini_batch_size: examples do not depend on each other.
     """
 
     has_labels = True
 
+    @older_names(sentence_embedding_dimension="embedding_dimension")
     def __init__(
         self,
-        num_labels: int,
+        model: Any = None,
+        embedding_dimension: int | None = None,
+        num_labels: int | None = None,
         *,
         concatenation_sent_rep: bool = True,
         concatenation_sent_difference: bool = True,
         concatenation_sent_multiplication: bool = False,
         **more: Any,
     ):
-        super().__init__(**more)
-        if self.chunk is not None:
-            raise ValueError(f"chunk is {self.chunk}, expected None: use smaller batches and accumulate them")
+        super().__init__(model, **more)
+        if self.mini_batch_size is not None:
+            expected = "expected None: use smaller batches and accumulate them"
+            raise ValueError(f"mini_batch_size is {self.mini_batch_size}, {expected}")
+        self.embedding_dimension = embedding_dimension
         self.num_labels = check_count("num_labels", num_labels)
         self.parts = concatenation_sent_rep, concatenation_sent_difference, concatenation_sent_multiplication
         if not any(self.parts):
@@ -272,7 +297,10 @@ class Softmax(EmbeddingObjective):
 
     def parameters(self, model: Any) -> Sequence[Parameter]:
         if self._model is not model:
-            width = model.spec.hidden_size * (sum(self.parts) + self.parts[0])
+            hidden = model.spec.hidden_size
+            if self.embedding_dimension not in (None, hidden):
+                raise ValueError(f"embedding_dimension is {self.embedding_dimension}, expected {hidden}, the model's")
+            width = hidden * (sum(self.parts) + self.parts[0])
             self._classifier = Linear("softmax.classifier", in_features=width, out_features=self.num_labels)
             for parameter in self._classifier.parameters():
                 parameter.initialise(np.random.default_rng(0), (3 * width) ** -0.5, model.dtype)
@@ -282,7 +310,7 @@ class Softmax(EmbeddingObjective):
     def predictions(self, vectors: Array) -> Array:
         """Return the classifier's logits, (pairs, num_labels), for embeddings: the pairs' texts in turn."""
         if self._classifier is None:
-            raise ValueError("Softmax has no classifier yet: train with it first")
+            raise ValueError("SoftmaxLoss has no classifier yet: train with it first")
         features = _features(kernels.array_module(vectors), vectors, self.parts)
         return self._classifier(Pass.begin(features), features)
 
@@ -291,7 +319,7 @@ class Softmax(EmbeddingObjective):
         self.parameters(model)
         out, run = model(**texts), Pass.begin(texts["input_ids"])
         mask = texts.get("attention_mask")
-        features = _features_of_pairs(run, out.last_hidden_state, mask=mask, pooling=self.pooling, parts=self.parts)
+        features = _features_of_pairs(run, out.last_hidden_state, mask=mask, vectors=self.vectors, parts=self.parts)
         classes = labels.astype("int64")
         if (classes != labels).any():
             raise ValueError("labels holds fractions, expected classes")
@@ -307,9 +335,9 @@ def _features(xp: Any, vectors: Array, parts: tuple[bool, bool, bool]) -> Array:
 
 
 @operation()
-def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, parts: tuple[bool, bool, bool]) -> Tensor:
+def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, vectors: Any, parts: tuple[bool, bool, bool]) -> Tensor:
     """Return (pairs, features): two neighbours, their absolute difference and their product, as `parts` asks."""
-    xp, (vectors, spread) = kernels.array_module(hidden), pooled(hidden, mask, pooling)
+    xp, (vectors, spread) = kernels.array_module(hidden), vectors(hidden, mask)
     first, second = vectors[::2], vectors[1::2]
     kept = (parts[0], parts[0], *parts[1:])
 
@@ -323,14 +351,15 @@ def _features_of_pairs(run: Pass, hidden: Array, *, mask: Any, pooling: str, par
     return _features(xp, vectors, parts), pullback
 
 
-class AdaptiveLayer(EmbeddingObjective):
+class AdaptiveLayerLoss(WrappingObjective):
     """The sum of another objective's losses over the vectors of several layers, so that layers can be cut off.
 
     Each training step takes some of the layers before the last one, chosen at random, and adds the Kullback-Leibler
     divergence of their vectors' softmax from the last layer's (Li et al. 2024, arXiv:2402.14776, section 3).
 
     Args:
-        inner: an `EmbeddingObjective`; its pooling and max_length apply.
+        model: the encoder of `loss`, or None.
+        loss: an `EmbeddingObjective`, such as `CoSENTLoss(model)`.
         n_layers_per_step: how many earlier layers a step takes; all, unless it is from 1 to one less than all. The
             embeddings before the first layer count as a layer.
         last_layer_weight, prior_layers_weight, kl_div_weight: factors on the last layer's loss, on the mean of the
@@ -338,34 +367,33 @@ class AdaptiveLayer(EmbeddingObjective):
         kl_temperature: of both softmaxes; 0 for no divergence.
     """
 
+    @naming_nearest()
     def __init__(
         self,
-        inner: EmbeddingObjective,
+        model: Any,
+        loss: EmbeddingObjective,
         n_layers_per_step: int = 1,
         last_layer_weight: float = 1.0,
         prior_layers_weight: float = 1.0,
         kl_div_weight: float = 1.0,
         kl_temperature: float = 0.3,
     ):
-        checked_inner(inner)
-        super().__init__(pooling=inner.pooling, max_length=inner.max_length)
-        if inner.chunk is not None or isinstance(inner, Softmax):
-            raise ValueError(f"inner is {type(inner).__name__} with chunk {inner.chunk}, expected no Softmax, no chunk")
-        self.inner, self.n_layers_per_step = inner, check_count("n_layers_per_step", n_layers_per_step, -1)
+        super().__init__(model, loss)
+        if self.mini_batch_size is not None or isinstance(loss, SoftmaxLoss):
+            found = f"loss is {type(loss).__name__} with mini_batch_size {self.mini_batch_size}"
+            raise ValueError(f"{found}, expected no SoftmaxLoss, no mini_batch_size")
+        self.n_layers_per_step = check_count("n_layers_per_step", n_layers_per_step, -1)
         factors = {"last_layer_weight": last_layer_weight, "prior_layers_weight": prior_layers_weight}
         factors["kl_div_weight"] = kl_div_weight
         self.weights = tuple(check_number(name, factor) for name, factor in factors.items())
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
-
-    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
-        return self.inner.collator(tokenizer, seed=seed)
 
     def loss(self, model: Any, batch: Batch) -> ModelOutput:
         texts, of_rows = self.inner.prepared(batch)
         heat, mask, number = self.kl_temperature, texts.get("attention_mask"), model.passes
 
         def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
-            final, spread = pooled(out.last_hidden_state, mask, self.pooling)
+            final, spread = self.vectors(out.last_hidden_state, mask)
             layers = np.arange(len(out.hidden_states) - 1)
             if 0 < self.n_layers_per_step < len(layers):
                 layers = np.random.default_rng(number).permutation(layers)[: self.n_layers_per_step]
@@ -374,7 +402,7 @@ class AdaptiveLayer(EmbeddingObjective):
             total, grad = of_rows(final)
             total, of_last, of_layers = last * total, spread(last * grad), [None] * len(out.hidden_states)
             for layer in layers.tolist():
-                vectors, spread = pooled(out.hidden_states[layer], mask, self.pooling)
+                vectors, spread = self.vectors(out.hidden_states[layer], mask)
                 value, grad = of_rows(vectors)
                 total, grad = total + prior * value, prior * grad
                 if heat:

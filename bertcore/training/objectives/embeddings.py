@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number
+from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -27,23 +27,26 @@ from bertcore.training.objectives.text_examples import ColumnCollator
 class ChunkedObjective(Objective):
     """Base of objectives whose loss is a function of one array of the model's output, a row for each text.
 
-    Subclasses define `prepared`; `field` is the output's array. With `chunk`, training passes that many texts
+    Subclasses define `prepared`; `field` is the output's array. With `mini_batch_size`, training passes that many texts
     through the model at once. All rows are computed first, then the gradient of the loss with respect to them, then the
     parameters' gradients chunk by chunk (Gao et al. 2021, arXiv:2101.06983, "GradCache"). This takes one more forward
     pass and the memory of one chunk; the gradients are the same.
 
     Attributes:
+        encoder: the encoder that the loss was made for, or None.
         columns: the fewest and the most texts per example, in batches of columns; None for any number.
     """
 
     field = ""
+    encoder: Any = None
+    mini_batch_size: int | None = None
     columns: tuple[int, int | None] = (2, 2)
     has_labels: bool | None = False  # whether batches have labels; None if they may
 
-    def __init__(self, *, chunk: int | None = None, max_length: int | None = None):
-        if chunk is not None:
-            check_count("chunk", chunk)
-        self.chunk, self.max_length = chunk, max_length
+    def __init__(self, *, mini_batch_size: int | None = None, max_length: int | None = None):
+        if mini_batch_size is not None:
+            self.mini_batch_size = check_count("mini_batch_size", mini_batch_size)
+        self.max_length = max_length
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         """Return the model's batch, and the function from the rows of its output to the loss and their gradient."""
@@ -72,13 +75,14 @@ class ChunkedObjective(Objective):
 
     def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
         model = self.whole(model)
-        if self.chunk is None:
+        if self.mini_batch_size is None:
             return super().value_and_grad(model, batch)
         texts, of_rows = self.prepared(batch)
-        if self.chunk >= len(texts["input_ids"]):
+        if self.mini_batch_size >= len(texts["input_ids"]):
             return super().value_and_grad(model, batch)
-        starts = range(0, len(texts["input_ids"]), self.chunk)
-        chunks = [{name: array[start : start + self.chunk] for name, array in texts.items()} for start in starts]
+        size = self.mini_batch_size
+        starts = range(0, len(texts["input_ids"]), size)
+        chunks = [{name: array[start : start + size] for name, array in texts.items()} for start in starts]
         before = model.passes
         rows = [self.rows_of(model(**chunk), chunk)[0] for chunk in chunks]
         value, grad = of_rows(kernels.array_module(rows[0]).concatenate(rows))
@@ -87,7 +91,7 @@ class ChunkedObjective(Objective):
         for start, chunk in zip(starts, chunks, strict=True):
             out, pullback = vjp(model)(**chunk)
             _, spread = self.rows_of(out, chunk)
-            grads = pullback({self.field: spread(grad[start : start + self.chunk])})
+            grads = pullback({self.field: spread(grad[start : start + size])})
             if total is None:
                 total = grads
             else:
@@ -152,19 +156,41 @@ class EmbeddingObjective(ChunkedObjective):
     """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
 
     Args:
-        pooling: "mean" of a text's last hidden states, or "cls", the first of them.
-        chunk: the number of texts that pass through the model at once in training; all by default.
+        model: the `SentenceEncoder` that is trained, with mean or cls pooling and perhaps a Normalize after it; or None
+            for a model alone, to which the next arguments apply.
+        pooling: "mean" of a text's last hidden states (default), or "cls", the first of them.
         max_length: where the collator cuts texts, in tokens; see `ColumnCollator`.
+        mini_batch_size: the number of texts that pass through the model at once in training; all by default.
     """
 
     model_class = "AutoModel"
     field = "last_hidden_state"
     label_axes = 2  # the most axes of labels
 
-    def __init__(self, *, pooling: str = "mean", chunk: int | None = None, max_length: int | None = None):
-        super().__init__(chunk=chunk, max_length=max_length)
-        checks.choice("pooling", pooling, POOLING)
-        self.pooling = pooling
+    @naming_nearest()
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        pooling: str | None = None,
+        max_length: int | None = None,
+        mini_batch_size: int | None = None,
+    ):
+        if model is not None and (pooling, max_length) != (None, None):
+            raise TypeError("model and pooling or max_length are given, expected model alone, which has both")
+        settings = getattr(model, "settings", None)
+        if model is not None and not hasattr(model, "encode"):
+            raise TypeError(f"model is {type(model).__name__}, expected a SentenceEncoder")
+        super().__init__(mini_batch_size=mini_batch_size, max_length=getattr(model, "max_seq_length", max_length))
+        self.encoder, self.normalize = model, getattr(settings, "normalize", False)
+        if hasattr(settings, "pooling"):
+            is_plain = settings.pooling in (("mean",), ("cls",)) and not settings.maps and settings.include_prompt
+            if not is_plain or settings.is_static or model.routes is not None:
+                expected = "only Transformer, Pooling (mean or cls, of prompts, too) and Normalize"
+                raise ValueError(f"model is {model!r} with pooling {', '.join(settings.pooling)}, expected {expected}")
+            pooling = settings.pooling[0]
+        self.pooling = pooling or "mean"
+        checks.choice("pooling", self.pooling, POOLING)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         """Return the loss and its gradient with respect to the embeddings, (examples, columns, dim), in float64."""
@@ -185,7 +211,15 @@ class EmbeddingObjective(ChunkedObjective):
         return texts, of_rows
 
     def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
-        return pooled(out.last_hidden_state, texts.get("attention_mask"), self.pooling)
+        return self.vectors(out.last_hidden_state, texts.get("attention_mask"))
+
+    def vectors(self, hidden: Array, mask: Array | None) -> tuple[Array, Callable[[Array], Array]]:
+        """Return the embeddings of hidden states, (texts, dim), and the function from their gradient to the states'."""
+        found, spread = pooled(hidden, mask, self.pooling)
+        if not self.normalize:
+            return found, spread
+        unit, pullback = similarity.normalized(found)
+        return unit, lambda grad: spread(pullback(grad))
 
     def checked(self, batch: Batch) -> tuple[dict[str, Any], tuple[int, int], Any]:
         """Return the model's batch, (examples * columns, ...); the numbers of both; the labels or None."""
@@ -194,7 +228,10 @@ class EmbeddingObjective(ChunkedObjective):
         return flat, shape, None if labels is None else checked_labels(labels, shape[0], self.label_axes)
 
 
-class MultipleNegativesRanking(EmbeddingObjective):
+SIMILARITIES = {"cos_sim": similarity.all_cosines, "dot_score": similarity.all_products}
+
+
+class MultipleNegativesRankingLoss(EmbeddingObjective):
     """Each first text ranks its own second text above all others of the batch, by cosine.
 
     The loss is the mean cross entropy of softmax(scale * cosine) over all texts of the other columns; those from the
@@ -202,29 +239,52 @@ class MultipleNegativesRanking(EmbeddingObjective):
     et al. 2018, arXiv:1807.03748).
 
     Args:
-        scale: the factor on cosines: 1 / temperature.
-        symmetric: take the mean of this loss and of the same loss with first and second texts exchanged.
+        model: as for `EmbeddingObjective`.
+        scale: the factor on similarities: 1 / temperature.
+        similarity_fct: `util.cos_sim` or `util.dot_score`, or its name.
+        more: as for `EmbeddingObjective`.
     """
 
     columns = (2, None)
-    similarities = staticmethod(similarity.all_cosines)
+    is_symmetric = False
 
-    def __init__(self, scale: float = 20.0, *, symmetric: bool = False, **more: Any):
-        super().__init__(**more)
-        self.scale, self.symmetric = check_number("scale", scale, above_zero=True), symmetric
+    def __init__(self, model: Any = None, scale: float = 20.0, similarity_fct: Any = "cos_sim", **more: Any):
+        super().__init__(model, **more)
+        self.scale = check_number("scale", scale, above_zero=True)
+        name = getattr(similarity_fct, "__name__", similarity_fct)
+        checks.choice("similarity_fct", name, SIMILARITIES)
+        self.similarities = SIMILARITIES[name]
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         count, _, dim = embeddings.shape
         candidates = embeddings[:, 1:].transpose(1, 0, 2).reshape(-1, dim)
         scores, pullback = self.similarities(embeddings[:, 0], candidates)
         value, grad = similarity.ranking_loss(self.scale * scores)
-        if self.symmetric:
+        if self.is_symmetric:
             back, grad_back = similarity.ranking_loss(self.scale * scores[:, :count].T)
             value, grad = (value + back) / 2, grad / 2
             grad[:, :count] += grad_back.T / 2
         of_anchors, of_candidates = pullback(self.scale * grad)
         of_candidates = of_candidates.reshape(-1, count, dim).transpose(1, 0, 2)
         return value, kernels.array_module(grad).concatenate([of_anchors[:, None], of_candidates], axis=1)
+
+
+class CachedMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
+    """`MultipleNegativesRankingLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
+
+
+class MultipleNegativesSymmetricRankingLoss(MultipleNegativesRankingLoss):
+    """The mean of `MultipleNegativesRankingLoss` and of the same loss with first and second texts exchanged."""
+
+    is_symmetric = True
+
+
+class CachedMultipleNegativesSymmetricRankingLoss(MultipleNegativesSymmetricRankingLoss):
+    """`MultipleNegativesSymmetricRankingLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
 
 
 class Pairs(EmbeddingObjective):
@@ -241,18 +301,19 @@ class Pairs(EmbeddingObjective):
         raise NotImplementedError
 
 
-class CoSENT(Pairs):
+class CoSENTLoss(Pairs):
     """Pairs with a higher label get a higher cosine (Su 2022, https://kexue.fm/archives/8847).
 
     The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j), over the whole
     batch, without a mean.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         scale: the factor on cosines.
     """
 
-    def __init__(self, scale: float = 20.0, **more: Any):
-        super().__init__(**more)
+    def __init__(self, model: Any = None, scale: float = 20.0, **more: Any):
+        super().__init__(model, **more)
         self.scale = check_number("scale", scale, above_zero=True)
 
     def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
@@ -260,7 +321,7 @@ class CoSENT(Pairs):
         return value, self.scale * grad
 
 
-class CosineSimilarity(Pairs):
+class CosineSimilarityLoss(Pairs):
     """The cosine of two texts approaches their label: the mean squared error (Reimers and Gurevych 2019, section 3).
 
     Source: arXiv:1908.10084.
@@ -270,28 +331,29 @@ class CosineSimilarity(Pairs):
         return similarity.squared_error(scores, labels)
 
 
-class Triplet(EmbeddingObjective):
+class TripletLoss(EmbeddingObjective):
     """The second text becomes nearer to the first than the third is, by a margin.
 
     The loss is the mean of max(0, distance to the second - distance to the third + margin) (Schroff et al. 2015,
     arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
 
     Args:
-        margin: in units of the distance.
-        distance: "euclidean", "cosine" (1 - cosine) or "manhattan".
+        model, more: as for `EmbeddingObjective`.
+        distance_metric: "euclidean", "cosine" (1 - cosine) or "manhattan", or a member of `TripletDistanceMetric`.
+        triplet_margin: in units of the distance.
     """
 
     columns = (3, 3)
 
-    def __init__(self, margin: float = 5.0, distance: str = "euclidean", **more: Any):
-        super().__init__(**more)
-        checks.choice("distance", distance, similarity.DISTANCES)
-        self.margin, self.distance = margin, distance
+    def __init__(self, model: Any = None, distance_metric: str = "euclidean", triplet_margin: float = 5.0, **more: Any):
+        super().__init__(model, **more)
+        checks.choice("distance_metric", distance_metric, similarity.DISTANCES)
+        self.distance_metric, self.margin = distance_metric, check_number("triplet_margin", triplet_margin)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         anchors, positives, negatives = (embeddings[:, column] for column in range(3))
-        near, of_near = similarity.DISTANCES[self.distance](anchors, positives)
-        far, of_far = similarity.DISTANCES[self.distance](anchors, negatives)
+        near, of_near = similarity.DISTANCES[self.distance_metric](anchors, positives)
+        far, of_far = similarity.DISTANCES[self.distance_metric](anchors, negatives)
         excess = near - far + self.margin
         grad = (excess > 0) / len(excess)
         (first, second), (other, third) = of_near(grad), of_far(-grad)
@@ -299,7 +361,7 @@ class Triplet(EmbeddingObjective):
         return xp.maximum(excess, 0).mean(), xp.stack([first + other, second, third], axis=1)
 
 
-class MarginMSE(EmbeddingObjective):
+class MarginMSELoss(EmbeddingObjective):
     """The difference of two similarities approaches a teacher's: the mean squared error of dot products.
 
     The similarities are those of the first text with the second and with the third (Hofstätter et al. 2020,
@@ -316,36 +378,59 @@ class MarginMSE(EmbeddingObjective):
         return value, pullback(grad)
 
 
-class Matryoshka(EmbeddingObjective):
+class WrappingObjective(EmbeddingObjective):
+    """Base of objectives that compute another one, `inner`, over parts of vectors; its options apply."""
+
+    def __init__(self, model: Any, loss: EmbeddingObjective):
+        checked_inner(loss)
+        if model is not loss.encoder:
+            raise ValueError(f"model is {model!r}, expected the model of loss, {loss.encoder!r}")
+        self.inner, self.encoder = loss, model
+        self.pooling, self.normalize, self.max_length = loss.pooling, loss.normalize, loss.max_length
+        self.mini_batch_size, self.columns = loss.mini_batch_size, loss.columns
+        self.has_labels, self.label_axes = loss.has_labels, loss.label_axes
+
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
+        return self.inner.collator(tokenizer, seed=seed)
+
+
+class MatryoshkaLoss(WrappingObjective):
     """The sum of another objective's losses over prefixes of each vector, so that vectors can be cut.
 
     Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are scaled to length 1.
 
     Args:
-        inner: an `EmbeddingObjective`; its pooling, chunk and max_length apply.
-        dims: the lengths of the prefixes, at most the model's hidden size.
-        weights: of the losses; 1 each by default.
+        model: the encoder of `loss`, or None.
+        loss: an `EmbeddingObjective`, such as `MultipleNegativesRankingLoss(model)`.
+        matryoshka_dims: the lengths of the prefixes, at most the model's hidden size.
+        matryoshka_weights: of the losses; 1 each by default.
     """
 
-    def __init__(self, inner: EmbeddingObjective, dims: Sequence[int], weights: Sequence[float] | None = None):
-        checked_inner(inner)
-        super().__init__(pooling=inner.pooling, chunk=inner.chunk, max_length=inner.max_length)
-        dims = [check_count(f"dims[{index}]", dim) for index, dim in enumerate(_listed("dims", dims))]
-        weights = [1.0] * len(dims) if weights is None else _listed("weights", weights)
-        weights = [check_number(f"weights[{index}]", weight) for index, weight in enumerate(weights)]
+    @naming_nearest()
+    def __init__(
+        self,
+        model: Any,
+        loss: EmbeddingObjective,
+        matryoshka_dims: Sequence[int],
+        matryoshka_weights: Sequence[float] | None = None,
+    ):
+        super().__init__(model, loss)
+        name, dims = "matryoshka_dims", _listed("matryoshka_dims", matryoshka_dims)
+        dims = [check_count(f"{name}[{index}]", dim) for index, dim in enumerate(dims)]
+        name, weights = "matryoshka_weights", [1.0] * len(dims)
+        weights = weights if matryoshka_weights is None else _listed(name, matryoshka_weights)
+        weights = [check_number(f"{name}[{index}]", weight) for index, weight in enumerate(weights)]
         if not dims or len(weights) != len(dims):
-            raise ValueError(f"dims has {len(dims)} and weights {len(weights)} entries, expected equal numbers above 0")
-        self.inner, self.dims, self.weights = inner, tuple(dims), tuple(weights)
-        self.columns, self.has_labels, self.label_axes = inner.columns, inner.has_labels, inner.label_axes
-
-    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
-        return self.inner.collator(tokenizer, seed=seed)
+            found = f"matryoshka_dims has {len(dims)} and {name} {len(weights)} entries"
+            raise ValueError(f"{found}, expected equal numbers above 0")
+        self.dims, self.weights = tuple(dims), tuple(weights)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         total, grads = 0.0, kernels.array_module(embeddings).zeros_like(embeddings)
         for dim, weight in zip(self.dims, self.weights, strict=True):
             if dim > embeddings.shape[2]:
-                raise ValueError(f"dims has {dim}, expected 1 to {embeddings.shape[2]}, the length of a vector")
+                expected = f"expected 1 to {embeddings.shape[2]}, the length of a vector"
+                raise ValueError(f"matryoshka_dims has {dim}, {expected}")
             cut, pullback = similarity.normalized(embeddings[:, :, :dim])
             value, grad = self.inner.of_embeddings(cut, labels)
             total = total + weight * value
@@ -353,10 +438,10 @@ class Matryoshka(EmbeddingObjective):
         return total, grads
 
 
-def checked_inner(inner: Any) -> None:
-    """Raise TypeError unless `inner` is an EmbeddingObjective."""
-    if not isinstance(inner, EmbeddingObjective):
-        raise TypeError(f"inner is {inner!r:.60}, expected an EmbeddingObjective such as MultipleNegativesRanking()")
+def checked_inner(loss: Any) -> None:
+    """Raise TypeError unless `loss` is an EmbeddingObjective."""
+    if not isinstance(loss, EmbeddingObjective):
+        raise TypeError(f"loss is {loss!r:.60}, expected an EmbeddingObjective such as CoSENTLoss(model)")
 
 
 def _listed(name: str, values: Any) -> list[Any]:

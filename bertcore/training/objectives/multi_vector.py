@@ -73,9 +73,9 @@ class MultiVectorObjective(ChunkedObjective):
     The trainer trains `encoder.model` with the encoder's head; save both with `encoder.save_pretrained`.
 
     Args:
-        encoder: a `MultiVectorEncoder`.
+        model: a `MultiVectorEncoder`.
         similarity_fn_name: "maxsim", or "meanmaxsim", its mean over query vectors; by default the encoder's.
-        chunk: the number of texts that pass through the model at once in training; all by default.
+        mini_batch_size: the number of texts that pass through the model at once in training; all by default.
     """
 
     model_class = "AutoModel"
@@ -85,13 +85,13 @@ class MultiVectorObjective(ChunkedObjective):
     has_labels: bool | None = True
     in_batch = False  # whether a query is scored with the documents of the other examples, too
 
-    def __init__(self, encoder: Any, *, similarity_fn_name: str | None = None, chunk: int | None = None):
-        super().__init__(chunk=chunk)
-        if not hasattr(encoder, "head"):
-            raise TypeError(f"encoder is {type(encoder).__name__}, expected a MultiVectorEncoder")
-        name = encoder.similarity_fn_name if similarity_fn_name is None else similarity_fn_name
+    def __init__(self, model: Any, *, similarity_fn_name: str | None = None, mini_batch_size: int | None = None):
+        super().__init__(mini_batch_size=mini_batch_size)
+        if not hasattr(model, "head"):
+            raise TypeError(f"model is {type(model).__name__}, expected a MultiVectorEncoder")
+        name = model.similarity_fn_name if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", name, ("maxsim", "meanmaxsim"))
-        self.encoder, self.is_mean = encoder, name == "meanmaxsim"
+        self.encoder, self.is_mean = model, name == "meanmaxsim"
 
     def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """Return the loss and the gradient of the scores, (examples, documents), in float64."""
@@ -139,23 +139,22 @@ class MultiVectorObjective(ChunkedObjective):
         return xp.asarray(value, vectors.dtype), total.reshape(vectors.shape)
 
 
-class MultipleNegativesRanking(MultiVectorObjective):
+class MultiVectorMultipleNegativesRankingLoss(MultiVectorObjective):
     """Each query ranks its own document, the second text, above all other documents of the batch.
 
     The loss is the mean cross entropy of softmax(scale * score); texts from the third column on are negatives of every
-    example (Henderson et al. 2017, arXiv:1705.00652, section 4.4). With `chunk` it is sentence-transformers' cached
-    loss.
+    example (Henderson et al. 2017, arXiv:1705.00652, section 4.4).
 
     Args:
-        encoder: a `MultiVectorEncoder`.
+        model: a `MultiVectorEncoder`.
         scale: the factor on scores: 1 / temperature.
     """
 
     has_labels = False
     in_batch = True
 
-    def __init__(self, encoder: Any, scale: float = 1.0, **more: Any):
-        super().__init__(encoder, **more)
+    def __init__(self, model: Any, scale: float = 1.0, **more: Any):
+        super().__init__(model, **more)
         self.scale = check_number("scale", scale, above_zero=True)
 
     def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
@@ -163,7 +162,13 @@ class MultipleNegativesRanking(MultiVectorObjective):
         return value, self.scale * grad
 
 
-class MarginMSE(MultiVectorObjective):
+class CachedMultiVectorMultipleNegativesRankingLoss(MultiVectorMultipleNegativesRankingLoss):
+    """`MultiVectorMultipleNegativesRankingLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
+
+
+class MultiVectorMarginMSELoss(MultiVectorObjective):
     """The difference of two scores of a query approaches a teacher's: the mean squared error.
 
     Labels are the differences of the second text's score and each later one's, (examples, negatives), or all scores,
@@ -176,14 +181,14 @@ class MarginMSE(MultiVectorObjective):
         return margin_error(scores, labels)
 
 
-class DistillKLDiv(MultiVectorObjective):
+class MultiVectorDistillKLDivLoss(MultiVectorObjective):
     """The distribution of a query's scores approaches a teacher's: the Kullback-Leibler divergence (ColBERTv2).
 
     The loss is student_temperature^2 times the mean over queries of KL(softmax(labels / teacher_temperature) ||
     softmax(scores / student_temperature)); labels are (examples, documents) (Santhanam et al. 2022, arXiv:2112.01488).
 
     Args:
-        encoder: a `MultiVectorEncoder`.
+        model: a `MultiVectorEncoder`.
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one distribution; by default `temperature`.
     """
@@ -192,13 +197,13 @@ class DistillKLDiv(MultiVectorObjective):
 
     def __init__(
         self,
-        encoder: Any,
+        model: Any,
         temperature: float = 1.0,
         student_temperature: float | None = None,
         teacher_temperature: float | None = None,
         **more: Any,
     ):
-        super().__init__(encoder, **more)
+        super().__init__(model, **more)
         self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
 
     def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:

@@ -103,6 +103,24 @@ def angles(left: Array, right: Array) -> tuple[Array, Pullback]:
     return xp.abs(sums), pullback
 
 
+class TripletDistanceMetric:
+    """The names of the distances of `TripletLoss`."""
+
+    COSINE, EUCLIDEAN, MANHATTAN = "cosine", "euclidean", "manhattan"
+
+
+class SiameseDistanceMetric:
+    """The names of the distances of `ContrastiveLoss` and `OnlineContrastiveLoss`."""
+
+    COSINE_DISTANCE, EUCLIDEAN, MANHATTAN = "cosine", "euclidean", "manhattan"
+
+
+class BatchHardTripletLossDistanceFunction:
+    """The names of the distances of losses over the triplets of a batch."""
+
+    cosine_distance, euclidean_distance = "cosine", "euclidean"
+
+
 DISTANCES = {"euclidean": euclidean_distances, "cosine": cosine_distances, "manhattan": manhattan_distances}
 
 

@@ -25,19 +25,20 @@ from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
-from bertcore.training.objectives.embedding_losses import DistillKLDiv as DenseDistillKLDiv
+from bertcore.training.objectives.embedding_losses import AnglELoss, DistillKLDivLoss, MSELoss
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
+    CoSENTLoss,
+    CosineSimilarityLoss,
     EmbeddingObjective,
     EncoderCollator,
-    MarginMSE,
+    MarginMSELoss,
+    MultipleNegativesRankingLoss,
+    TripletLoss,
     WithParts,
     checked_inner,
 )
-from bertcore.training.objectives.embeddings import MultipleNegativesRanking as DenseMultipleNegativesRanking
-from bertcore.training.objectives.similarity import all_products, squared_error
-
-__all__ = ["CSR", "DistillKLDiv", "Flops", "MarginMSE", "MultipleNegativesRanking", "Splade"]
+from bertcore.training.objectives.similarity import squared_error
 
 USED = 1e-5  # an entry of a code above it counts as used
 PARTS = 5  # vectors beside the code in an autoencoder's rows
@@ -227,26 +228,26 @@ class SparseObjective(EmbeddingObjective):
     The trainer trains the encoder's model with its heads; save both with `encoder.save_pretrained`.
 
     Args:
-        encoder: a `SparseEncoder`.
+        model: a `SparseEncoder`.
         loss: an objective of embeddings; this one adds to its loss.
-        chunk: the number of texts that pass through the model at once in training; all by default.
+        mini_batch_size: the number of texts that pass through the model at once in training; all by default.
     """
 
     field = "sentence_embedding"
     targets = ("labels", "columns")
 
-    def __init__(self, encoder: Any, loss: EmbeddingObjective, *, chunk: int | None = None):
-        if not hasattr(encoder, "head") or not hasattr(encoder, "routes"):
-            raise TypeError(f"encoder is {type(encoder).__name__}, expected a SparseEncoder")
+    def __init__(self, model: Any, loss: EmbeddingObjective, *, mini_batch_size: int | None = None):
+        if not hasattr(model, "head") or not hasattr(model, "routes"):
+            raise TypeError(f"model is {type(model).__name__}, expected a SparseEncoder")
         checked_inner(loss)
-        super().__init__(chunk=chunk)
-        self.encoder, self.inner = encoder, loss
+        super().__init__(mini_batch_size=mini_batch_size)
+        self.encoder, self.inner = model, loss
         self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes
         for dense in filter(None, (reader.settings.dense for reader in self._readers())):
             if dense.pooling not in (("mean",), ("cls",)) or dense.maps or not dense.include_prompt:
                 found = f"the pooling {', '.join(dense.pooling)} and {len(dense.maps)} modules after it"
                 expected = "mean or cls pooling that includes prompts, and no modules after it"
-                raise ValueError(f"encoder has {found}, expected {expected}")
+                raise ValueError(f"model has {found}, expected {expected}")
         self.model_class = "AutoModel" if any(r.settings.dense for r in self._readers()) else "AutoModelForMaskedLM"
 
     def _readers(self) -> list[Any]:
@@ -265,33 +266,36 @@ class SparseObjective(EmbeddingObjective):
         return ChunkedObjective.rows_of(self, out, texts)
 
 
-class MultipleNegativesRanking(DenseMultipleNegativesRanking):
-    """`MultipleNegativesRanking` of sentence embeddings by dot products, not cosines; `scale` is 1 by default."""
-
-    similarities = staticmethod(all_products)
-
-    def __init__(self, scale: float = 1.0, **more: Any):
-        super().__init__(scale, **more)
+SparseAnglELoss, SparseCoSENTLoss, SparseCosineSimilarityLoss = AnglELoss, CoSENTLoss, CosineSimilarityLoss
+SparseMarginMSELoss, SparseMSELoss, SparseTripletLoss = MarginMSELoss, MSELoss, TripletLoss
 
 
-class DistillKLDiv(DenseDistillKLDiv):
+class SparseMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
+    """`MultipleNegativesRankingLoss` by dot products, not cosines; `scale` is 1 by default."""
+
+    def __init__(self, model: Any = None, scale: float = 1.0, similarity_fct: Any = "dot_score", **more: Any):
+        super().__init__(model, scale, similarity_fct, **more)
+
+
+class SparseDistillKLDivLoss(DistillKLDivLoss):
     """The distribution of a query's dot products approaches a teacher's; `temperature` is 2 by default."""
 
-    def __init__(self, temperature: float = 2.0, **more: Any):
-        super().__init__(temperature, **more)
+    def __init__(self, model: Any = None, temperature: float = 2.0, **more: Any):
+        super().__init__(model, temperature, **more)
 
 
-class Flops(EmbeddingObjective):
+class FlopsLoss(EmbeddingObjective):
     """The sum of squares of the mean vector, which is small for sparse vectors (Paria et al. 2020, arXiv:2004.05665).
 
     Args:
+        model: as for `EmbeddingObjective`.
         threshold: vectors with at most this many entries count as zero (arXiv:2504.14839); by default all count.
     """
 
     columns = (1, None)
 
-    def __init__(self, threshold: int | None = None):
-        super().__init__()
+    def __init__(self, model: Any = None, threshold: int | None = None):
+        super().__init__(model)
         self.threshold = None if threshold is None else check_count("threshold", threshold, 0)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
@@ -303,22 +307,22 @@ class Flops(EmbeddingObjective):
         return (mean**2).sum(), (counted * (2 * mean / len(flat))).reshape(embeddings.shape)
 
 
-class Splade(SparseObjective):
+class SpladeLoss(SparseObjective):
     """A loss of embeddings, and regularizers that keep them sparse (Formal et al. 2022, arXiv:2205.04733).
 
     Args:
-        encoder: a `SparseEncoder`.
-        loss: such as `MultipleNegativesRanking()`, `MarginMSE()` and `DistillKLDiv()` of this module.
-        document_regularizer_weight: the weight of `Flops` of all texts but the first of an example.
+        model: a `SparseEncoder`.
+        loss: a `SparseMultipleNegativesRankingLoss`, `SparseMarginMSELoss`, `SparseDistillKLDivLoss`, ...
+        document_regularizer_weight: the weight of `FlopsLoss` of all texts but the first of an example.
         query_regularizer_weight: the same for the first texts; None for none, as for queries read without a model.
-        document_regularizer_threshold, query_regularizer_threshold: of `Flops`.
+        document_regularizer_threshold, query_regularizer_threshold: of `FlopsLoss`.
         use_document_regularizer_only: treat all texts as documents.
-        chunk: as for `SparseObjective`.
+        mini_batch_size: as for `SparseObjective`.
     """
 
     def __init__(
         self,
-        encoder: Any,
+        model: Any,
         loss: EmbeddingObjective,
         document_regularizer_weight: float,
         query_regularizer_weight: float | None = None,
@@ -326,15 +330,16 @@ class Splade(SparseObjective):
         document_regularizer_threshold: int | None = None,
         query_regularizer_threshold: int | None = None,
         use_document_regularizer_only: bool = False,
-        chunk: int | None = None,
+        mini_batch_size: int | None = None,
     ):
-        super().__init__(encoder, loss, chunk=chunk)
+        super().__init__(model, loss, mini_batch_size=mini_batch_size)
         only = checks.boolean("use_document_regularizer_only", use_document_regularizer_only)
         weight = check_number("document_regularizer_weight", document_regularizer_weight)
-        self.regularizers = [(slice(0 if only else 1, None), weight, Flops(document_regularizer_threshold))]
+        flops = FlopsLoss(threshold=document_regularizer_threshold)
+        self.regularizers = [(slice(0 if only else 1, None), weight, flops)]
         if query_regularizer_weight is not None and not only:
             weight = check_number("query_regularizer_weight", query_regularizer_weight)
-            self.regularizers.append((slice(1), weight, Flops(query_regularizer_threshold)))
+            self.regularizers.append((slice(1), weight, FlopsLoss(threshold=query_regularizer_threshold)))
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         value, grad = self.inner.of_embeddings(embeddings, labels)
@@ -345,20 +350,26 @@ class Splade(SparseObjective):
         return value, grad
 
 
-class CSR(SparseObjective):
+class CachedSpladeLoss(SpladeLoss):
+    """`SpladeLoss` whose `mini_batch_size` is 32 by default."""
+
+    mini_batch_size = 32
+
+
+class CSRLoss(SparseObjective):
     """A loss of an autoencoder's codes, and of the vectors decoded from them (Wen et al. 2025, arXiv:2503.01776).
 
     Args:
-        encoder: a `SparseEncoder` with an autoencoder behind mean or cls pooling.
-        loss: by default `MultipleNegativesRanking()` of this module.
+        model: a `SparseEncoder` with an autoencoder behind mean or cls pooling.
+        loss: by default `SparseMultipleNegativesRankingLoss()`.
         beta: the weight of the loss of unused entries.
         gamma: the weight of `loss`.
     """
 
-    def __init__(self, encoder: Any, loss: EmbeddingObjective | None = None, beta: float = 0.1, gamma: float = 1.0):
-        super().__init__(encoder, MultipleNegativesRanking() if loss is None else loss)
+    def __init__(self, model: Any, loss: EmbeddingObjective | None = None, beta: float = 0.1, gamma: float = 1.0):
+        super().__init__(model, SparseMultipleNegativesRankingLoss() if loss is None else loss)
         if any(reader.settings.dense is None for reader in self._readers()):
-            raise ValueError(f"encoder is {encoder!r}, expected one with an autoencoder")
+            raise ValueError(f"model is {model!r}, expected one with an autoencoder")
         self.beta, self.gamma = check_number("beta", beta), check_number("gamma", gamma)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import is_cut
+from bertcore.training.data.batches import LABELS
 
 Documents = Iterable[Iterable[str]]
-LABELS = ("label", "labels", "score", "scores")
 
 
 class ColumnCollator:

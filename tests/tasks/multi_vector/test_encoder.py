@@ -14,7 +14,7 @@ from bertcore.tasks.low_precision import quantize
 from bertcore.tasks.multi_vector import pool_tokens
 from bertcore.tasks.multi_vector.settings import is_late
 from bertcore.tasks.similarity import maxsim
-from bertcore.training.objectives.multi_vector import MultipleNegativesRanking
+from bertcore.training.objectives.multi_vector import MultiVectorMultipleNegativesRankingLoss
 from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
 from tests.tasks.multi_vector.tiny import DIM, EXPANSION, save_tiny_late, save_tiny_pylate, save_tiny_stanford
@@ -351,6 +351,6 @@ def test_emulated_gpu(folder, encoder, emulated_gpu):
 
 
 def _ranked(encoder):
-    objective = MultipleNegativesRanking(encoder)
+    objective = MultiVectorMultipleNegativesRankingLoss(encoder)
     batch = objective.collator(encoder.tokenizer)([{"a": text, "b": f"{text} cat"} for text in TEXTS[:3]])
     return objective.value_and_grad(encoder.model, batch)

@@ -11,7 +11,7 @@ from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
 from bertcore.tasks.similarity import normalized
 from bertcore.training import AdamW
-from bertcore.training.objectives import MultipleNegativesRanking
+from bertcore.training.objectives import MultipleNegativesRankingLoss
 from tests.tiny_bert import CONFIG, save_tiny_bert
 
 TEXTS = ["the cat sat", "", "Paris is an capital of france"]
@@ -26,7 +26,7 @@ def tokenizer(tmp_path_factory):
 @pytest.mark.parametrize("normalize", [False, True])
 def test_a_trained_model_embeds_as_it_was_trained(tokenizer, tmp_path, pooling, normalize):
     model = AutoModel.from_config(CONFIG)
-    objective = MultipleNegativesRanking(pooling=pooling)
+    objective = MultipleNegativesRankingLoss(pooling=pooling)
     batch = objective.collator(tokenizer)([{"a": "the cat", "b": "sat"}, {"a": "paris", "b": "france"}])
     AdamW(model, lr=1e-2).step(objective.value_and_grad(model, batch)[1])
     save_sentence_encoder(tmp_path, model, tokenizer, pooling=pooling, normalize=normalize, max_seq_length=9)

@@ -24,30 +24,30 @@ def shares(sizes):
 
 
 LISTS = {  # name: (objective, labels of the sizes of lists, arguments of theirs)
-    "ListNetLoss": (ours.ListNet(), shares, {}),
-    "ListNetLoss of sigmoids": (ours.ListNet(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
-    "ListMLELoss": (ours.ListMLE(), grades, {}),
-    "ListMLELoss of labels": (ours.ListMLE(respect_input_order=False), lambda sizes: [list(range(n)) for n in sizes],
-                              {"respect_input_order": False}),
-    "PListMLELoss": (ours.PListMLE(), grades, {}),
-    "PListMLELoss of tanh": (ours.PListMLE(activation_fn="tanh"), grades, {"activation_fn": "Tanh"}),
-    "RankNetLoss": (ours.RankNet(), grades, {}),
-    "RankNetLoss of the best": (ours.RankNet(k=2, reduction_log="natural"), grades,
+    "ListNetLoss": (ours.ListNetLoss(), shares, {}),
+    "ListNetLoss of sigmoids": (ours.ListNetLoss(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
+    "ListMLELoss": (ours.ListMLELoss(), grades, {}),
+    "ListMLELoss of labels": (ours.ListMLELoss(respect_input_order=False),
+                              lambda sizes: [list(range(n)) for n in sizes], {"respect_input_order": False}),
+    "PListMLELoss": (ours.PListMLELoss(), grades, {}),
+    "PListMLELoss of tanh": (ours.PListMLELoss(activation_fn="tanh"), grades, {"activation_fn": "Tanh"}),
+    "RankNetLoss": (ours.RankNetLoss(), grades, {}),
+    "RankNetLoss of the best": (ours.RankNetLoss(k=2, reduction_log="natural"), grades,
                                 {"k": 2, "reduction_log": "natural"}),
     "LambdaLoss": (ours.LambdaLoss(sigma=0.5), grades, {"sigma": 0.5}),
     "LambdaLoss of no relevance": (ours.LambdaLoss(), lambda sizes: [[0] * size for size in sizes], {}),
     **{
-        f"LambdaLoss {scheme}": (ours.LambdaLoss(scheme, k=k), grades, {"weighting_scheme": scheme, "k": k})
+        f"LambdaLoss {scheme}": (ours.LambdaLoss(None, scheme, k=k), grades, {"weighting_scheme": scheme, "k": k})
         for scheme in ours.WEIGHTING_SCHEMES
         for k in (None, 3)
     },
 }  # fmt: skip
 PAIRS = {
-    "BinaryCrossEntropyLoss": (ours.BinaryCrossEntropy(), shares, {}),
-    "BinaryCrossEntropyLoss of a weight": (ours.BinaryCrossEntropy(pos_weight=3.0), shares, {"pos_weight": 3.0}),
-    "MSELoss": (ours.MSE(), shares, {}),
-    "MSELoss of sigmoids": (ours.MSE(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
-    "MSELoss of relu": (ours.MSE(activation_fn="relu"), shares, {"activation_fn": "ReLU"}),
+    "BinaryCrossEntropyLoss": (ours.BinaryCrossEntropyLoss(), shares, {}),
+    "BinaryCrossEntropyLoss of a weight": (ours.BinaryCrossEntropyLoss(pos_weight=3.0), shares, {"pos_weight": 3.0}),
+    "MSELoss": (ours.MSELoss(), shares, {}),
+    "MSELoss of sigmoids": (ours.MSELoss(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
+    "MSELoss of relu": (ours.MSELoss(activation_fn="relu"), shares, {"activation_fn": "ReLU"}),
 }
 CASES = LISTS | PAIRS
 
@@ -152,10 +152,15 @@ def test_columns_of_negatives_are_those_of_sentence_transformers(name, labels):
     inputs = [["query"] * 3, *places.T.tolist()]
     batch = batch_of([columns] * 3, np.atleast_2d(labels).tolist())
     if name == "MarginMSELoss":
-        assert_equal(torch, ours.MarginMSE(), table, losses.MarginMSELoss(model)(inputs, torch.tensor(labels)), batch)
+        assert_equal(
+            torch, ours.MarginMSELoss(), table, losses.MarginMSELoss(model)(inputs, torch.tensor(labels)), batch
+        )
         return
     made = losses.MultipleNegativesRankingLoss(model, num_negatives=None)
-    collator, objective = _words_of(ours.MultipleNegativesRanking(num_negatives=None)), ours.MultipleNegativesRanking()
+    collator, objective = (
+        _words_of(ours.MultipleNegativesRankingLoss(num_negatives=None)),
+        ours.MultipleNegativesRankingLoss(),
+    )
     lists = list(collator.lists([list(map(str, row)) for row in places]))
     made(inputs, None).backward()
     order = [int(text) for row in lists for text in row]
@@ -175,18 +180,18 @@ def test_classes_are_those_of_sentence_transformers(labels):
     table = torch.tensor(scores_of(15).reshape(5, 3), requires_grad=True)
     torch, losses, model = peer(table)
     loss = losses.CrossEntropyLoss(model)([["query"] * 5, list(range(5))], torch.tensor(labels))
-    assert_equal(torch, ours.CrossEntropy(), table, loss, {"input_ids": np.zeros((5, 2), int), "labels": labels})
+    assert_equal(torch, ours.CrossEntropyLoss(), table, loss, {"input_ids": np.zeros((5, 2), int), "labels": labels})
 
 
 def test_documents_of_other_examples_are_negatives():
     documents = [["a", "b"], ["c"], ["d", "e"]]
-    collator = _words_of(ours.MultipleNegativesRanking(num_negatives=None))
+    collator = _words_of(ours.MultipleNegativesRankingLoss(num_negatives=None))
     assert list(collator.lists(documents)) == [
         ["a", "c", "d", "e", "b"],
         ["c", "a", "b", "d", "e"],
         ["d", "a", "b", "c", "e"],
     ]
-    collator = _words_of(ours.MultipleNegativesRanking(num_negatives=2))
+    collator = _words_of(ours.MultipleNegativesRankingLoss(num_negatives=2))
     for lists in (list(collator.lists(documents)) for _ in range(5)):
         assert [row[0] for row in lists] == ["a", "c", "d"]
         assert [len(set(row)) for row in lists] == [4, 3, 4]
@@ -207,14 +212,14 @@ def test_pairs_are_collated_in_lists(tokenizer):
         np.testing.assert_array_equal(batch[name], expected[name])
     assert batch["labels"].tolist() == [1, 0, 3]
     assert batch["lists"].tolist() == [0, 0, 1]
-    assert ours.ListNet().weight(batch) == 2
-    assert ours.MSE().weight(batch) == 3
+    assert ours.ListNetLoss().weight(batch) == 2
+    assert ours.MSELoss().weight(batch) == 3
 
 
 @pytest.mark.parametrize("chunk", [None, 1, 2, 5])
 def test_gradients_of_parameters(tokenizer, chunk):
     model = AutoModelForSequenceClassification.from_config(CONFIG | {"num_labels": 1}, dtype="float64")
-    objective = ours.LambdaLoss(activation_fn="tanh", chunk=chunk)
+    objective = ours.LambdaLoss(activation_fn="tanh", mini_batch_size=chunk)
     batch = objective.collator(tokenizer)(EXAMPLES)
     out, grads = objective.value_and_grad(model, batch)
     assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
@@ -222,20 +227,20 @@ def test_gradients_of_parameters(tokenizer, chunk):
 
 
 @pytest.mark.parametrize("call, message", [
-    (lambda t: ours.LambdaLoss("best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
-    (lambda t: ours.MSE(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
+    (lambda t: ours.LambdaLoss(None, "best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
+    (lambda t: ours.MSELoss(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
     (lambda t: ours.PairCollator(t)([]), "examples is empty"),
     (lambda t: ours.PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
-    (lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
+    (lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
     (
-        lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
+        lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
         r"lists has shape \(3,\), expected \(2,\)",
     ),
     (
-        lambda t: ours.MSE().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
+        lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
         "model has 4 labels, expected 1 for MSE",
     ),
-    (lambda t: ours.MarginMSE().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "scores has one score per query"),
+    (lambda t: ours.MarginMSELoss().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "scores has one score per query"),
 ])  # fmt: skip
 def test_errors(tokenizer, call, message):
     refuses(ValueError, message, call, tokenizer)

@@ -13,7 +13,7 @@ from bertcore.tape import value_of
 from bertcore.training.objectives import (
     AttentionDistributions,
     AttentionScores,
-    CosineSimilarity,
+    CosineSimilarityLoss,
     Distillation,
     HiddenCosine,
     HiddenStates,
@@ -282,7 +282,7 @@ def distilled(*terms, **options):
     (lambda: Distillation(None, SoftTargets()), "teacher is NoneType, expected a model"),
     (lambda: Distillation(classifier()), "terms is empty"),
     (lambda: Distillation(classifier(), Supervised()), "expected SoftTargets"),
-    (lambda: distilled(objective=CosineSimilarity()), "objective is CosineSimilarity, expected Supervised"),
+    (lambda: distilled(objective=CosineSimilarityLoss()), "objective is CosineSimilarityLoss, expected Supervised"),
     (lambda: distilled(objective=TranslationLM()), "whose batches have restart, which a teacher does not take"),
     (lambda: distilled(objective_weight=-1), "objective_weight is -1"),
     (lambda: distilled(objective_weight="2"), "objective_weight is '2', expected a number"),

@@ -5,24 +5,25 @@ import pytest
 
 from bertcore import AutoModel
 from bertcore.training.objectives import (
-    MSE,
-    AdaptiveLayer,
-    AnglE,
-    BatchAllTriplet,
-    BatchHardSoftMarginTriplet,
-    BatchHardTriplet,
-    BatchSemiHardTriplet,
-    Contrastive,
-    CoSENT,
-    CosineSimilarity,
-    DistillKLDiv,
-    GISTEmbed,
-    MarginMSE,
-    Matryoshka,
-    MultipleNegativesRanking,
-    OnlineContrastive,
-    Softmax,
-    Triplet,
+    AdaptiveLayerLoss,
+    AnglELoss,
+    BatchAllTripletLoss,
+    BatchHardSoftMarginTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
+    ContrastiveLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    DistillKLDivLoss,
+    GISTEmbedLoss,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MSELoss,
+    MultipleNegativesRankingLoss,
+    MultipleNegativesSymmetricRankingLoss,
+    OnlineContrastiveLoss,
+    SoftmaxLoss,
+    TripletLoss,
 )
 from tests.refusals import refuses
 from tests.slopes import assert_slope, assert_slope_of_parameters
@@ -45,43 +46,46 @@ def numbers(*shape):
     return lambda count: np.random.default_rng(3).normal(size=(count, *shape))
 
 
-TRIPLETS = (BatchHardTriplet, BatchSemiHardTriplet, BatchAllTriplet)
+TRIPLETS = (BatchHardTripletLoss, BatchSemiHardTripletLoss, BatchAllTripletLoss)
 TIED = [0.3, 0.9, 0.3, -0.2, 0.5, 0.9, 0.9, 0.1]
 CASES = {  # name: (objective, columns, labels of so many examples, arguments of theirs)
-    "MultipleNegativesRankingLoss": (MultipleNegativesRanking(), 2, lambda count: None, {}),
+    "MultipleNegativesRankingLoss": (MultipleNegativesRankingLoss(), 2, lambda count: None, {}),
     "MultipleNegativesRankingLoss of negatives": (
-        MultipleNegativesRanking(scale=3.0), 4, lambda count: None, {"scale": 3.0}
+        MultipleNegativesRankingLoss(scale=3.0), 4, lambda count: None, {"scale": 3.0}
     ),
     "MultipleNegativesSymmetricRankingLoss": (
-        MultipleNegativesRanking(symmetric=True), 3, lambda count: None, {}
+        MultipleNegativesSymmetricRankingLoss(), 3, lambda count: None, {}
     ),
-    "CoSENTLoss": (CoSENT(scale=2.5), 2, lambda count: TIED[:count], {"scale": 2.5}),
-    "CosineSimilarityLoss": (CosineSimilarity(), 2, lambda count: TIED[:count], {}),
+    "CoSENTLoss": (CoSENTLoss(scale=2.5), 2, lambda count: TIED[:count], {"scale": 2.5}),
+    "CosineSimilarityLoss": (CosineSimilarityLoss(), 2, lambda count: TIED[:count], {}),
     **{
         f"TripletLoss by {name}": (
-            Triplet(0.7, name), 3, lambda count: None, {"distance_metric": name.upper(), "triplet_margin": 0.7}
+            TripletLoss(None, name, 0.7), 3, lambda count: None,
+            {"distance_metric": name.upper(), "triplet_margin": 0.7},
         )
         for name in ("euclidean", "cosine", "manhattan")
     },
-    "MarginMSELoss": (MarginMSE(), 3, numbers(), {}),
-    "MarginMSELoss of negatives": (MarginMSE(), 4, numbers(2), {}),
-    "AnglELoss": (AnglE(), 2, numbers(), {}),
-    "AnglELoss of triplets": (AnglE(scale=5.0), 3, lambda count: None, {"scale": 5.0}),
-    "AnglELoss of four texts": (AnglE(), 4, numbers(), {}),
-    "ContrastiveLoss": (Contrastive(), 2, lambda count: np.arange(count) % 2, {}),
+    "MarginMSELoss": (MarginMSELoss(), 3, numbers(), {}),
+    "MarginMSELoss of negatives": (MarginMSELoss(), 4, numbers(2), {}),
+    "AnglELoss": (AnglELoss(), 2, numbers(), {}),
+    "AnglELoss of triplets": (AnglELoss(scale=5.0), 3, lambda count: None, {"scale": 5.0}),
+    "AnglELoss of four texts": (AnglELoss(), 4, numbers(), {}),
+    "ContrastiveLoss": (ContrastiveLoss(), 2, lambda count: np.arange(count) % 2, {}),
     "ContrastiveLoss summed": (
-        Contrastive("euclidean", 3.0, size_average=False), 2, lambda count: np.arange(count) % 2,
+        ContrastiveLoss(None, "euclidean", 3.0, size_average=False), 2, lambda count: np.arange(count) % 2,
         {"distance_metric": "EUCLIDEAN", "margin": 3.0, "size_average": False},
     ),
-    "OnlineContrastiveLoss": (OnlineContrastive(margin=1.2), 2, lambda count: np.arange(count) % 2, {"margin": 1.2}),
+    "OnlineContrastiveLoss": (
+        OnlineContrastiveLoss(margin=1.2), 2, lambda count: np.arange(count) % 2, {"margin": 1.2}
+    ),
     "OnlineContrastiveLoss by manhattan": (
-        OnlineContrastive("manhattan", margin=9.0), 2, lambda count: np.arange(count) % 2,
+        OnlineContrastiveLoss(None, "manhattan", margin=9.0), 2, lambda count: np.arange(count) % 2,
         {"distance_metric": "MANHATTAN", "margin": 9.0},
     ),
-    "OnlineContrastiveLoss of near pairs": (OnlineContrastive(), 2, np.ones, {}),
-    "OnlineContrastiveLoss of far pairs": (OnlineContrastive(margin=2.0), 2, np.zeros, {"margin": 2.0}),
+    "OnlineContrastiveLoss of near pairs": (OnlineContrastiveLoss(), 2, np.ones, {}),
+    "OnlineContrastiveLoss of far pairs": (OnlineContrastiveLoss(margin=2.0), 2, np.zeros, {"margin": 2.0}),
     **{
-        f"{kind.__name__}Loss {what}": (kind(margin=margin), 1, labels, {"margin": margin})
+        f"{kind.__name__} {what}": (kind(margin=margin), 1, labels, {"margin": margin})
         for kind in TRIPLETS
         for what, labels, margin in (
             ("", classes, 5.0),
@@ -91,22 +95,25 @@ CASES = {  # name: (objective, columns, labels of so many examples, arguments of
         )
     },
     **{
-        f"{kind.__name__}Loss by cosine": (
-            kind("cosine", 0.5), 1, classes, {"distance_metric": "cosine_distance", "margin": 0.5}
+        f"{kind.__name__} by cosine": (
+            kind(None, "cosine", 0.5), 1, classes, {"distance_metric": "cosine_distance", "margin": 0.5}
         )
         for kind in TRIPLETS
     },
-    "BatchHardSoftMarginTripletLoss": (BatchHardSoftMarginTriplet(), 1, classes, {}),
-    "MSELoss": (MSE(), 1, numbers(DIM), {}),
-    "MSELoss of translations": (MSE(), 3, numbers(DIM), {}),
-    "MSELoss of columns": (MSE(), 2, numbers(2, DIM), {}),
-    "DistillKLDivLoss": (DistillKLDiv(), 4, numbers(3), {}),
+    "BatchHardSoftMarginTripletLoss": (BatchHardSoftMarginTripletLoss(), 1, classes, {}),
+    "MSELoss": (MSELoss(), 1, numbers(DIM), {}),
+    "MSELoss of translations": (MSELoss(), 3, numbers(DIM), {}),
+    "MSELoss of columns": (MSELoss(), 2, numbers(2, DIM), {}),
+    "DistillKLDivLoss": (DistillKLDivLoss(), 4, numbers(3), {}),
     "DistillKLDivLoss of temperatures": (
-        DistillKLDiv(2.0, teacher_temperature=0.5), 3, numbers(2), {"temperature": 2.0, "teacher_temperature": 0.5}
+        DistillKLDivLoss(temperature=2.0, teacher_temperature=0.5), 3, numbers(2),
+        {"temperature": 2.0, "teacher_temperature": 0.5},
     ),
-    "MarginMSELoss of similarities": (MarginMSE(), 4, numbers(3), {}),
+    "MarginMSELoss of similarities": (MarginMSELoss(), 4, numbers(3), {}),
     **{
-        f"GISTEmbedLoss {columns} {options}": (GISTEmbed(Guide(), **options), columns, numbers(columns, 4), options)
+        f"GISTEmbedLoss {columns} {options}": (
+            GISTEmbedLoss(None, Guide(), **options), columns, numbers(columns, 4), options
+        )
         for columns in (2, 3)
         for options in (
             {"temperature": 0.5},
@@ -115,7 +122,7 @@ CASES = {  # name: (objective, columns, labels of so many examples, arguments of
         )
     },
     "MatryoshkaLoss": (
-        Matryoshka(Triplet(0.5), [6, 3], [1.0, 0.5]), 3, lambda count: None,
+        MatryoshkaLoss(None, TripletLoss(triplet_margin=0.5), [6, 3], [1.0, 0.5]), 3, lambda count: None,
         {"matryoshka_dims": [6, 3], "matryoshka_weights": [1.0, 0.5]},
     ),
 }  # fmt: skip
@@ -226,10 +233,16 @@ def batch_of(columns, labels=None, count=5):
 
 SCORES = [0.1, 0.9, 0.3, 0.3, 0.2]
 WHOLE = {  # objectives that read more than one vector of each text, with a batch
-    "softmax": (Softmax(3, concatenation_sent_multiplication=True), batch_of(2, [0, 2, 1, 1, 0])),
-    "softmax of differences": (Softmax(2, concatenation_sent_rep=False, pooling="cls"), batch_of(2, [0, 1, 1, 1, 0])),
-    "one layer": (AdaptiveLayer(MultipleNegativesRanking(), kl_temperature=0), batch_of(3)),
-    "all layers": (AdaptiveLayer(CoSENT(pooling="cls"), 0, 0.5, 2.0, kl_temperature=0), batch_of(2, SCORES)),
+    "softmax": (SoftmaxLoss(num_labels=3, concatenation_sent_multiplication=True), batch_of(2, [0, 2, 1, 1, 0])),
+    "softmax of differences": (
+        SoftmaxLoss(num_labels=2, concatenation_sent_rep=False, pooling="cls"),
+        batch_of(2, [0, 1, 1, 1, 0]),
+    ),
+    "one layer": (AdaptiveLayerLoss(None, MultipleNegativesRankingLoss(), kl_temperature=0), batch_of(3)),
+    "all layers": (
+        AdaptiveLayerLoss(None, CoSENTLoss(pooling="cls"), 0, 0.5, 2.0, kl_temperature=0),
+        batch_of(2, SCORES),
+    ),
 }
 
 
@@ -246,7 +259,7 @@ def test_gradients_of_parameters(name):
 def test_a_step_takes_some_layers():
     """Others in the next one; each is drawn from the number of the pass."""
     model = AutoModel.from_config(CONFIG | {"num_hidden_layers": 5}, dtype="float64", add_pooling_layer=False)
-    objective, batch = AdaptiveLayer(CoSENT()), batch_of(2, SCORES)
+    objective, batch = AdaptiveLayerLoss(None, CoSENTLoss()), batch_of(2, SCORES)
     model.train(seed=1)
     found = [objective.value_and_grad(model, batch)[0].loss for _ in range(8)]
     model.train(seed=1)
@@ -264,12 +277,15 @@ def test_whole_models_are_those_of_sentence_transformers(name, tmp_path):
     model, transformer = AutoModel.from_pretrained(folder), models.Transformer(str(folder))
     theirs = SentenceTransformer(modules=[transformer, models.Pooling(CONFIG["hidden_size"])], device="cpu").eval()
     if name == "softmax":
-        objective, batch = Softmax(3, concatenation_sent_multiplication=True), batch_of(2, [0, 2, 1, 1, 0])
+        objective, batch = (
+            SoftmaxLoss(num_labels=3, concatenation_sent_multiplication=True),
+            batch_of(2, [0, 2, 1, 1, 0]),
+        )
         loss = peer.SoftmaxLoss(theirs, CONFIG["hidden_size"], 3, concatenation_sent_multiplication=True)
         for own, other in zip(objective.parameters(model), loss.classifier.parameters(), strict=True):
             other.data = torch.from_numpy(own.array().copy())
     else:
-        objective, batch = AdaptiveLayer(CoSENT(), 0, 0.5, 2.0, 0.7), batch_of(2, SCORES)
+        objective, batch = AdaptiveLayerLoss(None, CoSENTLoss(), 0, 0.5, 2.0, 0.7), batch_of(2, SCORES)
         loss = peer.AdaptiveLayerLoss(theirs, peer.CoSENTLoss(theirs), 0, 0.5, 2.0, 0.7)
     features = [
         {key: torch.from_numpy(batch[key][:, column]) for key in ("input_ids", "attention_mask")} for column in (0, 1)
@@ -285,32 +301,32 @@ def test_whole_models_are_those_of_sentence_transformers(name, tmp_path):
 
 
 def test_a_guide_reads_the_texts(tokenizer):
-    objective = GISTEmbed(Guide(), temperature=0.5)
+    objective = GISTEmbedLoss(None, Guide(), temperature=0.5)
     examples = [{"anchor": "the cat", "positive": "a mat"}, {"anchor": "paris", "positive": "is a capital"}]
-    batch = Matryoshka(objective, [39, 5]).collator(tokenizer)(examples)
+    batch = MatryoshkaLoss(None, objective, [39, 5]).collator(tokenizer)(examples)
     assert batch["labels"].tolist() == [[[7, 1, 1], [5, 2, 1]], [[5, 1, 1], [12, 3, 1]]]
     model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
     assert np.isfinite(objective.value_and_grad(model, batch)[0].loss)
-    with pytest.raises(ValueError, match="examples has labels, expected none for GISTEmbed"):
+    with pytest.raises(ValueError, match="examples has labels, expected none for GISTEmbedLoss"):
         objective.collator(tokenizer)([example | {"label": 1} for example in examples])
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: AnglE().of_embeddings(vectors_of(2, 3), None), "batch has no labels, expected some for AnglE"),
-        (lambda: Contrastive("far"), "distance_metric is 'far', expected one of 'euclidean', 'cosine'"),
-        (lambda: BatchHardTriplet("manhattan"), "distance_metric is 'manhattan', expected one of 'euclidean'"),
-        (lambda: MSE().of_embeddings(vectors_of(1, 3), np.ones((3, 5))), r"shape \(3, 5\), expected \(3, 6\)"),
-        (lambda: DistillKLDiv(teacher_temperature=0), "teacher_temperature is 0, expected a finite number above 0"),
-        (lambda: DistillKLDiv().of_embeddings(vectors_of(3, 2), np.ones(2)), r"labels has shape \(2,\), expected"),
-        (lambda: GISTEmbed(Guide(), margin_strategy="mild"), "margin_strategy is 'mild', expected one of 'absolute'"),
-        (lambda: GISTEmbed(Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim., the guide's"),
-        (lambda: Softmax(2, chunk=4), "chunk is 4, expected None"),
-        (lambda: Softmax(2, concatenation_sent_rep=False, concatenation_sent_difference=False), "at least one"),
-        (lambda: AdaptiveLayer(CoSENT(chunk=2)), "inner is CoSENT with chunk 2"),
+        (lambda: AnglELoss().of_embeddings(vectors_of(2, 3), None), "batch has no labels, expected some for AnglELoss"),
+        (lambda: ContrastiveLoss(None, "far"), "distance_metric is 'far', expected one of 'euclidean', 'cosine'"),
+        (lambda: BatchHardTripletLoss(None, "manhattan"), "distance_metric is 'manhattan', expected one of"),
+        (lambda: MSELoss().of_embeddings(vectors_of(1, 3), np.ones((3, 5))), r"shape \(3, 5\), expected \(3, 6\)"),
+        (lambda: DistillKLDivLoss(teacher_temperature=0), "teacher_temperature is 0, expected a finite number above 0"),
+        (lambda: DistillKLDivLoss().of_embeddings(vectors_of(3, 2), np.ones(2)), r"labels has shape \(2,\), expected"),
+        (lambda: GISTEmbedLoss(None, Guide(), margin_strategy="mild"), "margin_strategy is 'mild'"),
+        (lambda: GISTEmbedLoss(None, Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim.,"),
+        (lambda: SoftmaxLoss(num_labels=2, mini_batch_size=4), "mini_batch_size is 4, expected None"),
+        (lambda: SoftmaxLoss(num_labels=2, concatenation_sent_rep=False, concatenation_sent_difference=False), "one"),
+        (lambda: AdaptiveLayerLoss(None, CoSENTLoss(mini_batch_size=2)), "loss is CoSENTLoss with mini_batch_size 2"),
         (
-            lambda: Softmax(3).loss(AutoModel.from_config(CONFIG), batch_of(2, SCORES)),
+            lambda: SoftmaxLoss(num_labels=3).loss(AutoModel.from_config(CONFIG), batch_of(2, SCORES)),
             "labels holds fractions, expected classes",
         ),
     ],
@@ -320,7 +336,7 @@ def test_errors(call, message):
 
 
 def test_pairs_of_other_labels_do_not_count():
-    vectors, objective = vectors_of(2, 4), OnlineContrastive()
+    vectors, objective = vectors_of(2, 4), OnlineContrastiveLoss()
     expected = objective.of_embeddings(vectors[:3], np.array([1.0, 0, 1]))
     with pytest.warns(UserWarning, match="labels has numbers other than 0 and 1"):
         value, grad = objective.of_embeddings(vectors, np.array([1.0, 0, 1, 0.5]))
@@ -329,4 +345,4 @@ def test_pairs_of_other_labels_do_not_count():
 
 
 def test_a_guide_encodes():
-    refuses(TypeError, "guide is int, expected a SentenceEncoder", GISTEmbed, 1)
+    refuses(TypeError, "guide is int, expected a SentenceEncoder", GISTEmbedLoss, None, 1)

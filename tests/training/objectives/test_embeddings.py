@@ -10,14 +10,14 @@ from bertcore.nn import functional
 from bertcore.passes import Pass
 from bertcore.tasks.sentence_encoder.modules import pool
 from bertcore.training.objectives import (
-    AdaptiveLayer,
+    AdaptiveLayerLoss,
     ColumnCollator,
-    CoSENT,
+    CoSENTLoss,
     EmbeddingObjective,
-    MarginMSE,
-    Matryoshka,
-    MultipleNegativesRanking,
-    Triplet,
+    MarginMSELoss,
+    MatryoshkaLoss,
+    MultipleNegativesRankingLoss,
+    TripletLoss,
 )
 from bertcore.training.objectives.embeddings import pooled
 from tests.refusals import refuses
@@ -34,12 +34,12 @@ def test_extremes_are_finite():
     """Equal vectors, zeros, and scores beyond what exp can take."""
     for vectors in (np.zeros((3, 3, 4)), np.ones((3, 3, 4)), 1e200 * np.ones((3, 3, 4)) / 7):
         for objective, labels in (
-            (MultipleNegativesRanking(scale=1e4), None),
-            (Triplet(), None),
-            (CoSENT(scale=1e4), np.arange(3.0)),
+            (MultipleNegativesRankingLoss(scale=1e4), None),
+            (TripletLoss(), None),
+            (CoSENTLoss(scale=1e4), np.arange(3.0)),
         ):
             given = vectors[:, :2] if labels is not None else vectors
-            if given.max() < 1e100 or not isinstance(objective, Triplet):
+            if given.max() < 1e100 or not isinstance(objective, TripletLoss):
                 with np.errstate(over="ignore", invalid="ignore"):
                     value, grad = objective.of_embeddings(np.minimum(given, 1e100), labels)
                 assert np.isfinite(value)
@@ -62,7 +62,7 @@ def batch_of(columns, examples=5, labels=None, seed=0, side="right"):
 def test_gradients_of_parameters(pooling, side):
     """Along a random direction of all of them."""
     model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
-    objective, batch = CoSENT(pooling=pooling), batch_of(2, labels=LABELS, side=side)
+    objective, batch = CoSENTLoss(pooling=pooling), batch_of(2, labels=LABELS, side=side)
     out, grads = objective.value_and_grad(model, batch)
     assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
     assert objective.weight(batch) == 5
@@ -85,7 +85,10 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
     rates = {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.2}
     model = AutoModel.from_config(CONFIG | rates, dtype="float64", add_pooling_layer=False)
     batch = batch_of(3)
-    for inner in (MultipleNegativesRanking(chunk=chunk), Matryoshka(MultipleNegativesRanking(chunk=chunk), [39, 8])):
+    for inner in (
+        MultipleNegativesRankingLoss(mini_batch_size=chunk),
+        MatryoshkaLoss(None, MultipleNegativesRankingLoss(mini_batch_size=chunk), [39, 8]),
+    ):
         if is_training:
             model.train(seed=4)
         out, grads = inner.value_and_grad(model, batch)
@@ -95,7 +98,7 @@ def test_chunks_have_the_same_gradients(chunk, is_training):
             model.train(seed=4)
             expected = cut_up(inner, model, batch, chunk)
         else:
-            inner.chunk = None
+            inner.mini_batch_size = None
             whole, expected = inner.value_and_grad(model, batch)
             assert out.loss == pytest.approx(whole.loss, rel=1e-12)
             assert (out.last_hidden_state is None) == (chunk < 15)  # those of all texts are not kept
@@ -146,45 +149,45 @@ def test_columns_that_do_not_fit(tokenizer, examples, error, message):
 
 
 @pytest.mark.parametrize("objective, batch, message", [
-    (CoSENT(), batch_of(2), "batch has no labels, expected some for CoSENT"),
-    (Triplet(), batch_of(3, labels=LABELS), "batch has labels, expected none for Triplet"),
-    (CoSENT(), batch_of(3, labels=LABELS), r"\(5, 3, 7\), expected \(examples, columns, length\) with 2 columns"),
-    (MultipleNegativesRanking(), batch_of(1), "with at least 2 columns for MultipleNegativesRanking"),
-    (MultipleNegativesRanking(), {"input_ids": [[1, 2]]}, r"input_ids has shape \(1, 2\)"),
-    (CoSENT(), batch_of(2, labels=LABELS[:3]), r"labels has shape \(3,\), expected \(5,\)"),
-    (CoSENT(), batch_of(2, labels=LABELS * np.nan), "labels holds inf or NaN"),
-    (MarginMSE(), batch_of(4, labels=LABELS), r"labels has shape \(5, 1\), expected \(5, 2\)"),
-    (Matryoshka(CoSENT(), [40]), batch_of(2, labels=LABELS), "dims has 40, expected 1 to 39"),
-    (CoSENT(), batch_of(2, labels=LABELS) | {"attention_mask": np.ones((5, 7))}, r"attention_mask has shape"),
+    (CoSENTLoss(), batch_of(2), "batch has no labels, expected some for CoSENTLoss"),
+    (TripletLoss(), batch_of(3, labels=LABELS), "batch has labels, expected none for TripletLoss"),
+    (CoSENTLoss(), batch_of(3, labels=LABELS), r"\(5, 3, 7\), expected \(examples, columns, length\) with 2 columns"),
+    (MultipleNegativesRankingLoss(), batch_of(1), "with at least 2 columns for MultipleNegativesRankingLoss"),
+    (MultipleNegativesRankingLoss(), {"input_ids": [[1, 2]]}, r"input_ids has shape \(1, 2\)"),
+    (CoSENTLoss(), batch_of(2, labels=LABELS[:3]), r"labels has shape \(3,\), expected \(5,\)"),
+    (CoSENTLoss(), batch_of(2, labels=LABELS * np.nan), "labels holds inf or NaN"),
+    (MarginMSELoss(), batch_of(4, labels=LABELS), r"labels has shape \(5, 1\), expected \(5, 2\)"),
+    (MatryoshkaLoss(None, CoSENTLoss(), [40]), batch_of(2, labels=LABELS), "matryoshka_dims has 40, expected 1 to 39"),
+    (CoSENTLoss(), batch_of(2, labels=LABELS) | {"attention_mask": np.ones((5, 7))}, r"attention_mask has shape"),
 ])  # fmt: skip
 def test_batches_that_do_not_fit(objective, batch, message):
     refuses(ValueError, message, objective.forward, AutoModel.from_config(CONFIG), batch)
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: CoSENT(pooling="max"), "pooling is 'max', expected one of 'mean', 'cls'"),
-    (lambda: CoSENT(chunk=0), "chunk is 0, expected a positive integer"),
-    (lambda: CoSENT(scale=float("nan")), "scale is nan, expected a finite number above 0"),
-    (lambda: Triplet(distance="far"), "distance is 'far', expected one of 'euclidean'"),
-    (lambda: Matryoshka(CoSENT(), []), "dims has 0 and weights 0"),
-    (lambda: Matryoshka(CoSENT(), [1, 2], [1.0]), "dims has 2 and weights 1"),
-    (lambda: Matryoshka(CoSENT(), [1, 0]), r"dims\[1\] is 0, expected a positive integer"),
-    (lambda: Matryoshka(CoSENT(), [1], [-1.0]), r"weights\[0\] is -1.0, expected a finite number"),
-    (lambda: AdaptiveLayer(CoSENT(), -2), "n_layers_per_step is -2"),
-    (lambda: AdaptiveLayer(CoSENT(), kl_div_weight=float("inf")), "kl_div_weight is inf"),
+    (lambda: CoSENTLoss(pooling="max"), "pooling is 'max', expected one of 'mean', 'cls'"),
+    (lambda: CoSENTLoss(mini_batch_size=0), "mini_batch_size is 0, expected a positive integer"),
+    (lambda: CoSENTLoss(scale=float("nan")), "scale is nan, expected a finite number above 0"),
+    (lambda: TripletLoss(distance_metric="far"), "distance_metric is 'far', expected one of 'euclidean'"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), []), "matryoshka_dims has 0 and matryoshka_weights 0"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), [1, 2], [1.0]), "matryoshka_dims has 2 and matryoshka_weights 1"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), [1, 0]), r"matryoshka_dims\[1\] is 0, expected a positive integer"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), [1], [-1.0]), r"matryoshka_weights\[0\] is -1.0, expected a fin"),
+    (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), -2), "n_layers_per_step is -2"),
+    (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), kl_div_weight=float("inf")), "kl_div_weight is inf"),
 ])  # fmt: skip
 def test_wrong_arguments(make, message):
     refuses(ValueError, message, make)
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: Matryoshka(5, [8]), "inner is 5, expected an EmbeddingObjective"),
-    (lambda: Matryoshka(CoSENT(), 8), "dims is 8, expected a sequence"),
-    (lambda: Matryoshka(CoSENT(), ["8"]), r"dims\[0\] is '8', expected a positive integer"),
-    (lambda: Matryoshka(CoSENT(), [8], "1"), "weights is '1', expected a sequence"),
-    (lambda: AdaptiveLayer(None), "inner is None, expected an EmbeddingObjective"),
-    (lambda: AdaptiveLayer(CoSENT(), 1.5), "n_layers_per_step is 1.5"),
-    (lambda: AdaptiveLayer(CoSENT(), 1, "1"), "last_layer_weight is '1', expected a number"),
+    (lambda: MatryoshkaLoss(None, 5, [8]), "loss is 5, expected an EmbeddingObjective"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), 8), "matryoshka_dims is 8, expected a sequence"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), ["8"]), r"matryoshka_dims\[0\] is '8', expected a positive integer"),
+    (lambda: MatryoshkaLoss(None, CoSENTLoss(), [8], "1"), "matryoshka_weights is '1', expected a sequence"),
+    (lambda: AdaptiveLayerLoss(None, None), "loss is None, expected an EmbeddingObjective"),
+    (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), 1.5), "n_layers_per_step is 1.5"),
+    (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), 1, "1"), "last_layer_weight is '1', expected a number"),
 ])  # fmt: skip
 def test_arguments_of_wrong_types(make, message):
     refuses(TypeError, message, make)

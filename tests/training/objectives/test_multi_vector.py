@@ -5,7 +5,11 @@ import pytest
 
 from bertcore import MultiVectorEncoder
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.objectives.multi_vector import DistillKLDiv, MarginMSE, MultipleNegativesRanking
+from bertcore.training.objectives.multi_vector import MultiVectorDistillKLDivLoss as DistillKLDiv
+from bertcore.training.objectives.multi_vector import MultiVectorMarginMSELoss as MarginMSE
+from bertcore.training.objectives.multi_vector import (
+    MultiVectorMultipleNegativesRankingLoss as MultipleNegativesRanking,
+)
 from tests.refusals import refuses
 from tests.slopes import assert_slope_of_parameters
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late
@@ -78,7 +82,9 @@ def test_chunks_and_slopes(tmp_path, kind, similarity_fn_name, on_numpy):
     batch = batch_of(objective, labels)
     out, grads = objective.value_and_grad(encoder.model, batch)
     assert float(objective.forward(encoder.model, batch).loss) == pytest.approx(float(out.loss), rel=1e-9)
-    chunked, others = kind(encoder, similarity_fn_name=similarity_fn_name, chunk=5).value_and_grad(encoder.model, batch)
+    chunked, others = kind(encoder, similarity_fn_name=similarity_fn_name, mini_batch_size=5).value_and_grad(
+        encoder.model, batch
+    )
     assert float(chunked.loss) == pytest.approx(float(out.loss), rel=1e-9) and set(others) == set(grads)
     for name, array in grads.items():
         np.testing.assert_allclose(others[name], array, atol=1e-9, err_msg=name)
@@ -135,7 +141,7 @@ def test_what_is_refused(tmp_path, on_numpy):
     ):
         refuses(error, message, objective.loss, model, given)
     for error, message, call in (
-        (TypeError, "encoder is str, expected a MultiVectorEncoder", lambda: MarginMSE("x")),
+        (TypeError, "model is str, expected a MultiVectorEncoder", lambda: MarginMSE("x")),
         (ValueError, "similarity_fn_name is 'dot', expected", lambda: MarginMSE(encoder, similarity_fn_name="dot")),
         (ValueError, "scale is 0, expected", lambda: MultipleNegativesRanking(encoder, scale=0)),
         (ValueError, "student_temperature is -1, expected", lambda: DistillKLDiv(encoder, student_temperature=-1)),

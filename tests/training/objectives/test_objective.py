@@ -25,7 +25,7 @@ from bertcore.training.objectives import (
     EntityMaskedLM,
     HiddenStates,
     MaskedLM,
-    MultipleNegativesRanking,
+    MultipleNegativesRankingLoss,
     NextSentence,
     PermutationLM,
     ReplacedToken,
@@ -80,7 +80,7 @@ def check_sum(total, model, batch, parts):
 
 def test_a_sum_adds_losses_and_gradients():
     model, batch = AutoModel.from_config(CONFIG, dtype="float64"), {"input_ids": IDS}
-    first, second = MultipleNegativesRanking(), MultipleNegativesRanking(scale=2.0, pooling="cls")
+    first, second = MultipleNegativesRankingLoss(), MultipleNegativesRankingLoss(scale=2.0, pooling="cls")
     total = first + second
     assert total.model_class == "AutoModel"
     assert total.weight(batch) == 4
@@ -108,7 +108,7 @@ def test_a_sum_goes_through_its_batch_as_its_parts_do():
             return super().__call__(input_ids, **more)
 
     model.__class__ = Noted
-    total = MultipleNegativesRanking(chunk=3) + MultipleNegativesRanking(pooling="cls")
+    total = MultipleNegativesRankingLoss(mini_batch_size=3) + MultipleNegativesRankingLoss(pooling="cls")
     total.value_and_grad(model, {"input_ids": IDS})
     assert sizes == [3, 3, 2, 3, 3, 2, 8]  # vectors, gradients; and all at once
 
@@ -117,7 +117,7 @@ def test_a_sum_trains_what_either_part_has_beside_the_model():
     model, beside = AutoModel.from_config(CONFIG), Parameter("scale", shape=(39,))
     beside.fill({"scale": np.ones(39, np.float32)}, "float32")
 
-    class Scaled(MultipleNegativesRanking):
+    class Scaled(MultipleNegativesRankingLoss):
         def parameters(self, model):
             return (beside,)
 
@@ -127,7 +127,7 @@ def test_a_sum_trains_what_either_part_has_beside_the_model():
             out.loss = functional.mean_squared_error(Pass.begin(), scaled, labels=np.zeros((4, 6, 39), np.float32))
             return out
 
-    for total in (MultipleNegativesRanking() + Scaled(), Scaled() + MultipleNegativesRanking()):
+    for total in (MultipleNegativesRankingLoss() + Scaled(), Scaled() + MultipleNegativesRankingLoss()):
         _, grads = total.value_and_grad(model, {"input_ids": IDS})
         assert grads["scale"].any() and grads.whole([beside])[0] is not None
         assert all(array is not None for array in grads.whole(list(model.parameters())))

@@ -5,8 +5,11 @@ import pytest
 
 from bertcore import SparseEncoder
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.objectives import MultipleNegativesRanking as Cosines
-from bertcore.training.objectives.sparse import CSR, DistillKLDiv, Flops, MarginMSE, MultipleNegativesRanking, Splade
+from bertcore.training.objectives import MultipleNegativesRankingLoss as Cosines
+from bertcore.training.objectives.sparse import CSRLoss, FlopsLoss, SpladeLoss
+from bertcore.training.objectives.sparse import SparseDistillKLDivLoss as DistillKLDiv
+from bertcore.training.objectives.sparse import SparseMarginMSELoss as MarginMSE
+from bertcore.training.objectives.sparse import SparseMultipleNegativesRankingLoss as MultipleNegativesRanking
 from tests.refusals import refuses
 from tests.tasks.sparse_encoder.tiny import save_tiny_csr, save_tiny_router, save_tiny_splade
 from tests.tiny_bert import random_texts, write_json
@@ -79,7 +82,7 @@ def test_values_and_gradients_of_sentence_transformers(tmp_path, name, kind):
 
     inner, given, labels, options = CASES[name]
     folder = FOLDERS[kind](tmp_path)
-    objective = Splade(SparseEncoder(folder, dtype="float64"), inner(**given), **options)
+    objective = SpladeLoss(SparseEncoder(folder, dtype="float64"), inner(**given), **options)
     peer = sentence_transformers.SparseEncoder(str(folder), device="cpu").double().eval()
     for module in peer.modules():  # computes in place otherwise
         module.training = type(module).__name__ == "SpladePooling"
@@ -100,7 +103,7 @@ def test_values_and_gradients_of_csr(tmp_path, options):
     from sentence_transformers.sparse_encoder import losses
 
     folder = save_tiny_csr(tmp_path, **options)
-    objective = CSR(SparseEncoder(folder, dtype="float64"), beta=0.3, gamma=0.7)
+    objective = CSRLoss(SparseEncoder(folder, dtype="float64"), beta=0.3, gamma=0.7)
     peer = sentence_transformers.SparseEncoder(str(folder), device="cpu").double()
     for module in peer.modules():
         if isinstance(module, type(peer[0])):
@@ -117,14 +120,14 @@ def objectives(at):
         SparseEncoder(trained_router(at / "router"), dtype="float64"),
         SparseEncoder(save_tiny_csr(at / "csr")),
     )
-    return [Splade(router, MultipleNegativesRanking(), 0.01, 0.02), CSR(csr)]
+    return [SpladeLoss(router, MultipleNegativesRanking(), 0.01, 0.02), CSRLoss(csr)]
 
 
 def test_chunks_change_no_gradient(tmp_path, on_numpy):
     encoder = SparseEncoder(trained_router(tmp_path), dtype="float64")
     found = []
     for chunk in (None, 2):
-        objective = Splade(encoder, MultipleNegativesRanking(), 0.1, 0.2, chunk=chunk)
+        objective = SpladeLoss(encoder, MultipleNegativesRanking(), 0.1, 0.2, mini_batch_size=chunk)
         found.append(objective.value_and_grad(encoder.model, batch_of(objective)))
     assert float(found[0][0].loss) == pytest.approx(float(found[1][0].loss))
     for name, grad in found[0][1].items():
@@ -135,11 +138,11 @@ def test_flops():
     rows = np.random.default_rng(0).normal(size=(4, 2, 5)) * (np.arange(5) < 3)
     rows[0] = 0
     for threshold in (None, 0, 2, 3):
-        value, grad = Flops(threshold).of_embeddings(rows, None)
+        value, grad = FlopsLoss(threshold=threshold).of_embeddings(rows, None)
         kept = rows if threshold is None or threshold < 3 else rows * 0
         assert value == pytest.approx((kept.reshape(8, 5).mean(axis=0) ** 2).sum())
         step = 1e-6 * grad
-        assert Flops(threshold).of_embeddings(rows - step, None)[0] <= value
+        assert FlopsLoss(threshold=threshold).of_embeddings(rows - step, None)[0] <= value
 
 
 def test_runs_lower_the_loss_and_save_the_heads(tmp_path, on_numpy):
@@ -164,12 +167,12 @@ def test_runs_lower_the_loss_and_save_the_heads(tmp_path, on_numpy):
 
 def test_refusals(tmp_path):
     encoder = SparseEncoder(save_tiny_splade(tmp_path))
-    refuses(TypeError, "encoder is str, expected a SparseEncoder", Splade, "x", MultipleNegativesRanking(), 1)
-    refuses(TypeError, "expected an EmbeddingObjective", Splade, encoder, "loss", 1)
-    refuses(ValueError, "expected one with an autoencoder", CSR, encoder)
+    refuses(TypeError, "model is str, expected a SparseEncoder", SpladeLoss, "x", MultipleNegativesRanking(), 1)
+    refuses(TypeError, "expected an EmbeddingObjective", SpladeLoss, encoder, "loss", 1)
+    refuses(ValueError, "expected one with an autoencoder", CSRLoss, encoder)
     largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
-    refuses(ValueError, "encoder has the pooling max and 0 modules after it, expected mean or cls", CSR, largest)
-    refuses(ValueError, "threshold is -1", Flops, -1)
-    refuses((TypeError, ValueError), "document_regularizer_weight is", Splade, encoder, Cosines(), "x")
-    objective = Splade(encoder, MarginMSE(), 1.0)
+    refuses(ValueError, "model has the pooling max and 0 modules after it, expected mean or cls", CSRLoss, largest)
+    refuses(ValueError, "threshold is -1", FlopsLoss, None, -1)
+    refuses((TypeError, ValueError), "document_regularizer_weight is", SpladeLoss, encoder, Cosines(), "x")
+    objective = SpladeLoss(encoder, MarginMSE(), 1.0)
     refuses(ValueError, "batch has no labels, expected some", objective.forward, encoder.model, batch_of(objective))

@@ -1,0 +1,360 @@
+"""Trainers of encoders, with the interface of sentence-transformers: texts by columns, and losses of an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from bertcore.arguments import naming_nearest
+from bertcore.gradients import Gradients, zero_gradients
+from bertcore.kernels import checks
+from bertcore.nn.parameter import Parameter
+from bertcore.tasks.cross_encoder import CrossEncoder
+from bertcore.tasks.evaluation import SequentialEvaluator
+from bertcore.tasks.multi_vector import MultiVectorEncoder
+from bertcore.tasks.sentence_encoder import SentenceEncoder
+from bertcore.tasks.sparse_encoder import SparseEncoder
+from bertcore.training.arguments import TrainingArguments
+from bertcore.training.callbacks import TrainerCallback
+from bertcore.training.data.batches import (
+    DATASET,
+    LABELS,
+    Batches,
+    DistinctBatches,
+    LabelledBatches,
+    MixedBatches,
+    Named,
+)
+from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, sparse
+from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.optimizers import Optimizer
+from bertcore.training.schedules import Schedule
+from bertcore.training.trainer import Trainer
+
+
+class BatchSamplers:
+    """The values of `batch_sampler`."""
+
+    BATCH_SAMPLER, NO_DUPLICATES, GROUP_BY_LABEL = "batch_sampler", "no_duplicates", "group_by_label"
+    NO_DUPLICATES_HASHED = "no_duplicates_hashed"
+
+
+class MultiDatasetBatchSamplers:
+    """The values of `multi_dataset_batch_sampler`."""
+
+    PROPORTIONAL, ROUND_ROBIN = "proportional", "round_robin"
+
+
+SAMPLERS: dict[str, type[Batches]] = {"batch_sampler": Batches, "no_duplicates": DistinctBatches}
+SAMPLERS |= {"no_duplicates_hashed": DistinctBatches, "group_by_label": LabelledBatches}
+
+
+@dataclass(kw_only=True)
+class SentenceTransformerTrainingArguments(TrainingArguments):
+    """Settings of a trainer of encoders.
+
+    Attributes:
+        prompts: text before the texts of all columns, or {column: text}; with several datasets also {dataset: text} or
+            {dataset: {column: text}}. `SparseEncoder` and `MultiVectorEncoder` take their own prompts.
+        batch_sampler: the batches of training: "batch_sampler" for random ones, "no_duplicates" (or its faster form in
+            sentence-transformers, "no_duplicates_hashed") for batches in which no text occurs twice, "group_by_label"
+            for batches with at least two examples of each label.
+        multi_dataset_batch_sampler: with several datasets, "proportional" takes all batches of all in random order,
+            "round_robin" one of each in turn until one of them ends.
+        router_mapping: {column: route} of a `SparseEncoder` with a Router: "query" for the first column, "document" for
+            the others.
+        warmup_ratio: an older name of `warmup_steps` below 1.
+    """
+
+    prompts: str | Mapping[str, Any] | None = None
+    batch_sampler: str = "batch_sampler"
+    multi_dataset_batch_sampler: str = "proportional"
+    router_mapping: Mapping[str, Any] | None = None
+    warmup_ratio: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.warmup_ratio is not None and not self.warmup_steps:
+            self.warmup_steps = self.warmup_ratio
+        super().__post_init__()
+        checks.choice("batch_sampler", self.batch_sampler, SAMPLERS)
+        checks.choice("multi_dataset_batch_sampler", self.multi_dataset_batch_sampler, ("proportional", "round_robin"))
+        for name in ("prompts", "router_mapping"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping | None) and not (name == "prompts" and isinstance(value, str)):
+                raise TypeError(f"{name} is {value!r:.60}, expected a mapping of columns")
+
+
+SentenceTransformerTrainingArguments.__init__ = naming_nearest()(  # type: ignore[method-assign]
+    SentenceTransformerTrainingArguments.__init__
+)
+
+
+class CrossEncoderTrainingArguments(SentenceTransformerTrainingArguments):
+    """The settings of a `CrossEncoderTrainer`."""
+
+
+class SparseEncoderTrainingArguments(SentenceTransformerTrainingArguments):
+    """The settings of a `SparseEncoderTrainer`."""
+
+
+class MultiVectorEncoderTrainingArguments(SentenceTransformerTrainingArguments):
+    """The settings of a `MultiVectorEncoderTrainer`."""
+
+
+class OfDatasets(Objective):
+    """The loss of each batch's dataset, which the batch names."""
+
+    def __init__(self, losses: Mapping[str, Objective]):
+        self.losses = losses
+
+    def _of(self, batch: Batch) -> tuple[Objective, Batch]:
+        return self.losses[str(batch[DATASET])], {name: value for name, value in batch.items() if name != DATASET}
+
+    def parameters(self, model: Any) -> Sequence[Parameter]:
+        every = dict.fromkeys(each for loss in self.losses.values() for each in loss.parameters(model))
+        names = [name for parameter in every for name in parameter.names]
+        if len(names) > len(set(names)):
+            raise ValueError("loss has two losses with parameters of their own and of the same names, expected one")
+        return list(every)
+
+    def weight(self, batch: Batch) -> float:
+        loss, rest = self._of(batch)
+        return loss.weight(rest)
+
+    def loss(self, model: Any, batch: Batch) -> Any:
+        loss, rest = self._of(batch)
+        return loss.loss(model, rest)
+
+    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+        """Differentiate the loss; parameters of the others have gradients of zero."""
+        loss, rest = self._of(batch)
+        out, grads = loss.value_and_grad(model, rest)
+        others = [each for each in self.parameters(model) if each.names[0] not in grads]
+        grads.accumulate(zero_gradients(SimpleNamespace(parameters=lambda: others)))
+        return out, grads
+
+
+class ColumnsCollator:
+    """Batches of the texts of one dataset with their prompts, by the collator of the dataset's loss.
+
+    Args:
+        collators: the collator of each dataset's loss; under None that of all datasets.
+        encoder: the encoder that reads the texts.
+        args: the settings, with prompts and routes.
+    """
+
+    def __init__(self, collators: Mapping[str | None, Any], encoder: Any, args: SentenceTransformerTrainingArguments):
+        self.collators, self.encoder, self.args = collators, encoder, args
+        self.rng: Any = None
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the batch of examples of one dataset."""
+        name = examples[0].get(DATASET) if isinstance(examples[0], Mapping) else None
+        collate = self.collators.get(name) or self.collators.get(None)
+        if collate is None:
+            raise ValueError(
+                f"an example is of dataset {name!r}, expected one of {', '.join(map(str, self.collators))}"
+            )
+        rows = [{key: value for key, value in example.items() if key != DATASET} for example in examples]
+        prompts, columns = of_dataset(self.args.prompts, name), [key for key in rows[0] if key not in LABELS]
+        for place, column in enumerate(columns):
+            route, wanted = of_dataset(self.args.router_mapping, name), "document" if place else "query"
+            if (route or {}).get(column, wanted) != wanted:
+                raise ValueError(f"router_mapping has {route[column]!r} for {column!r}, expected {wanted!r}")
+            prompt = prompts.get(column, "") if isinstance(prompts, Mapping) else prompts or ""
+            for row in rows:
+                row[column] = self._prepared(row.get(column), prompt)
+        if hasattr(collate, "rng"):
+            collate.rng = self.rng
+        return {**collate(rows), **({} if None in self.collators else {DATASET: np.array(name)})}
+
+    def _prepared(self, value: Any, prompt: str) -> Any:
+        if isinstance(value, list | tuple):
+            return [self._prepared(each, prompt) for each in value]
+        is_text, prepare = isinstance(value, str), getattr(self.encoder, "prepared", None)
+        if not is_text or isinstance(self.encoder, SparseEncoder | MultiVectorEncoder):
+            return value  # their collators prepare texts
+        return prepare(value, prompt) if prepare else prompt + value
+
+
+def of_dataset(given: Any, name: str | None) -> Any:
+    """Return the part of `prompts` or `router_mapping` for a dataset: that under its name, or all of it."""
+    if isinstance(given, Mapping) and name in given:
+        return given[name]
+    return {} if isinstance(given, Mapping) and any(isinstance(each, Mapping) for each in given.values()) else given
+
+
+class SentenceTransformerTrainer(Trainer):
+    """Train a `SentenceEncoder` in place, with the arguments of sentence-transformers' trainer.
+
+    Checkpoints and saved models are whole encoders, which `SentenceEncoder` and sentence-transformers load.
+
+    Args:
+        model: the encoder.
+        args: the settings; by default those of the folder "tmp_trainer".
+        train_dataset: mappings of texts, with columns as the loss expects (a list, a Hugging Face Dataset); or a
+            mapping of names to such datasets (a DatasetDict): each batch is of one of them.
+        eval_dataset: the same, for the loss of an evaluation.
+        loss: a loss made for the encoder, or a function that makes it; or a mapping of the datasets' names to these.
+            `CoSENTLoss(model)` by default.
+        evaluator: one of `bertcore.evaluation`, or a list of them, called at each evaluation.
+        callbacks, optimizers: as for `Trainer`.
+
+    Attributes:
+        model: the encoder.
+        state: the progress of the run.
+
+    Raises:
+        TypeError, ValueError: for arguments that contradict each other, and losses of another encoder.
+    """
+
+    encoder_class: ClassVar[Any] = SentenceEncoder
+    loss_class: ClassVar[Any] = embeddings.EmbeddingObjective
+    takes_prompts: ClassVar[bool] = True
+
+    @naming_nearest()
+    def __init__(
+        self,
+        model: Any,
+        args: SentenceTransformerTrainingArguments | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        loss: Any = None,
+        evaluator: Any = None,
+        *,
+        callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
+        optimizers: tuple[Optimizer | None, Schedule | None] = (None, None),
+    ):
+        if not isinstance(model, self.encoder_class):
+            raise TypeError(f"model is {type(model).__name__}, expected a {self.encoder_class.__name__}")
+        args = SentenceTransformerTrainingArguments("tmp_trainer") if args is None else args
+        if not isinstance(args, SentenceTransformerTrainingArguments):
+            raise TypeError(f"args is {type(args).__name__}, expected SentenceTransformerTrainingArguments")
+        if args.prompts and not self.takes_prompts:
+            raise ValueError(f"prompts is {args.prompts!r:.60}, expected None: set the prompts of model")
+        if args.router_mapping and getattr(model, "routes", None) is None:
+            raise ValueError(f"router_mapping is {args.router_mapping!r:.60}, expected None: model has no Router")
+        losses = self._losses(model, loss, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
+        collators = {name: each.collator(model.tokenizer, seed=args.seed) for name, each in losses.items()}
+        self.evaluator = SequentialEvaluator(evaluator) if isinstance(evaluator, list | tuple) else evaluator
+        super().__init__(
+            model.model,
+            args,
+            ColumnsCollator(collators, model, args),
+            named(train_dataset),
+            {} if eval_dataset is None and evaluator is not None else named(eval_dataset),
+            model.tokenizer,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            objective=losses[None] if None in losses else OfDatasets(losses),
+        )
+        self.model = self.callbacks.details["model"] = model
+
+    @property
+    def network(self) -> Any:
+        """The encoder's model."""
+        return self.model.model
+
+    def _losses(self, model: Any, loss: Any, datasets: Mapping[str, Any]) -> dict[Any, Any]:
+        """Return the loss of each dataset by its name, or that of all under None."""
+        if isinstance(loss, Mapping):
+            for argument, dataset in datasets.items():
+                if dataset is not None and not (isinstance(dataset, Mapping) and dataset.keys() <= loss.keys()):
+                    found = ", ".join(map(str, dataset)) if isinstance(dataset, Mapping) else "one dataset"
+                    raise ValueError(f"loss is for {', '.join(map(str, loss))}, and {argument} has {found}")
+        given, made = loss if isinstance(loss, Mapping) else {None: loss}, {}
+        for name, each in given.items():
+            each = self.default_loss(model) if each is None else each
+            made[name] = each = each if isinstance(each, Objective) or not callable(each) else each(model)
+            if not isinstance(each, self.loss_class):
+                raise TypeError(f"loss is {type(each).__name__}, expected a loss of {self.encoder_class.__name__}")
+            if each.encoder is not model:
+                raise ValueError(f"loss is a {type(each).__name__} of {each.encoder!r}, expected one of model")
+        return made
+
+    def default_loss(self, model: Any) -> Objective:
+        """Return the loss of a trainer without one."""
+        return embeddings.CoSENTLoss(model)
+
+    def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """Log and return the loss on a dataset, as `Trainer.evaluate`, and the evaluator's metrics."""
+        return super().evaluate(named(eval_dataset), metric_key_prefix)
+
+    def _batches(self, **options: Any) -> Batches:
+        kind = SAMPLERS[self.args.batch_sampler]
+        if not isinstance(self.train_dataset, Mapping):
+            return kind(self.train_dataset, **options)
+        parts = [kind(part, **options) for part in self.train_dataset.values()]
+        return MixedBatches(parts, self.args.multi_dataset_batch_sampler == "proportional")
+
+    def _further_metrics(self, prefix: str) -> dict[str, float]:
+        if self.evaluator is None:
+            return {}
+        folder, state = Path(self.args.output_dir, "eval"), self.state
+        folder.mkdir(parents=True, exist_ok=True)
+        self.network.eval()
+        found = self.evaluator(self.model, str(folder), state.epoch, state.global_step)
+        found = found if isinstance(found, Mapping) else {"evaluator": found}
+        start = f"{prefix}_"
+        return {name if name.startswith(start) else start + name: value for name, value in found.items()}
+
+    def _save(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+
+    def _load(self, folder: Path) -> None:
+        self.model.load_weights(folder)
+
+
+def named(datasets: Any) -> Any:
+    """Return datasets in a mapping with their names in their examples; another dataset as it is."""
+    if not isinstance(datasets, Mapping):
+        return datasets
+    return {name: part if isinstance(part, Named) else Named(name, part) for name, part in datasets.items()}
+
+
+class CrossEncoderTrainer(SentenceTransformerTrainer):
+    """Train a `CrossEncoder` in place; see `SentenceTransformerTrainer`.
+
+    The default loss is `BinaryCrossEntropyLoss`, for several labels `CrossEntropyLoss`.
+    """
+
+    encoder_class = CrossEncoder
+    loss_class = cross_encoder.CrossEncoderObjective
+
+    def default_loss(self, model: Any) -> Objective:
+        kind = cross_encoder.BinaryCrossEntropyLoss if model.num_labels == 1 else cross_encoder.CrossEntropyLoss
+        return kind(model)
+
+
+class SparseEncoderTrainer(SentenceTransformerTrainer):
+    """Train a `SparseEncoder` in place; see `SentenceTransformerTrainer`.
+
+    The default loss is `SpladeLoss` of `SparseMultipleNegativesRankingLoss`, with the weights 3e-5 of documents and
+    5e-5 of queries.
+    """
+
+    encoder_class = SparseEncoder
+    loss_class = sparse.SparseObjective
+    takes_prompts = False
+
+    def default_loss(self, model: Any) -> Objective:
+        return sparse.SpladeLoss(model, sparse.SparseMultipleNegativesRankingLoss(model), 3e-5, 5e-5)
+
+
+class MultiVectorEncoderTrainer(SentenceTransformerTrainer):
+    """Train a `MultiVectorEncoder` in place; see `SentenceTransformerTrainer`.
+
+    The default loss is `MultiVectorMultipleNegativesRankingLoss`.
+    """
+
+    encoder_class = MultiVectorEncoder
+    loss_class = multi_vector.MultiVectorObjective
+    takes_prompts = False
+
+    def default_loss(self, model: Any) -> Objective:
+        return multi_vector.MultiVectorMultipleNegativesRankingLoss(model)
