@@ -124,7 +124,7 @@ def pairwise_angle_sim(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     This is the absolute value of the real plus the imaginary part of x[i]'s product with the conjugate of y[i], both
     scaled to length 1 (Li and Li 2024, arXiv:2309.12871). An odd dimension gets a zero at the end.
     """
-    x, y = (np.pad(normalized(rows), ((0, 0), (0, rows.shape[1] % 2))) for rows in _pairs(x, y))
+    x, y = (np.pad(normalized(rows), ((0, 0), (0, rows.shape[1] % 2))) for rows in _pairs(x, y, ("x", "y")))
     half = x.shape[1] // 2
     imaginary = (x[:, half:] * y[:, :half] - x[:, :half] * y[:, half:]).sum(axis=-1)
     return np.abs((x * y).sum(axis=-1) + imaginary)
@@ -218,20 +218,21 @@ SIMILARITIES = {
 }
 
 
-def _pairs(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
     """Return both as floating-point tables of the same shape."""
-    a, b = _tables(a, b)
-    if a.shape != b.shape:
-        raise ValueError(f"a has shape {a.shape}, b {b.shape}, expected the same")
-    return a, b
+    first, second = _tables(first, second, names)
+    if first.shape != second.shape:
+        raise ValueError(f"{names[0]} has shape {first.shape}, {names[1]} {second.shape}, expected the same")
+    return first, second
 
 
-def _tables(a: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return both as floating-point tables of the same width."""
-    a, b = check_numbers("a", a), check_numbers("b", b)
-    if not {a.ndim, b.ndim} <= {1, 2} or a.shape[-1] != b.shape[-1]:
-        raise ValueError(f"a has shape {a.shape}, b {b.shape}, expected (n, dim) and (m, dim)")
-    return floating(np.atleast_2d(a)), floating(np.atleast_2d(b))
+def _tables(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
+    """Return both as floating-point tables of the same width; `names` are those of the arguments."""
+    first, second = check_numbers(names[0], first), check_numbers(names[1], second)
+    if not {first.ndim, second.ndim} <= {1, 2} or first.shape[-1] != second.shape[-1]:
+        shapes = f"{names[0]} has shape {first.shape}, {names[1]} {second.shape}"
+        raise ValueError(f"{shapes}, expected (n, dim) and (m, dim)")
+    return floating(np.atleast_2d(first)), floating(np.atleast_2d(second))
 
 
 def floating(rows: np.ndarray) -> np.ndarray:

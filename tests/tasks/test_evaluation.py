@@ -139,6 +139,9 @@ def test_accuracy_of_a_trained_classifier(tmp_path):
     refuses(TypeError, "softmax_model is int, expected the objective SoftmaxLoss", evaluator, [], softmax_model=3)
     objective.parameters(encoder.model)
     refuses(ValueError, "dataloader has no examples", evaluator([]), encoder)
+    loader = SimpleNamespace(collate_fn=None)
+    evaluator(loader)
+    assert loader.collate_fn is None
     right = 0
     for example in examples:
         batch = objective.collator(encoder.tokenizer)([{"a": example.texts[0], "b": example.texts[1], "label": 0}])
@@ -235,6 +238,9 @@ def test_results_are_appended_to_a_table(encoder, tmp_path):
 TWO = ["a", "b"]
 
 
+ENCODES = SimpleNamespace(encode=len)
+
+
 @pytest.mark.parametrize("error, text, kind, data, options", [
     (ValueError, "relevant_docs answers 0 of 1 queries", "InformationRetrieval", ({"q": "a"}, CORPUS, {}), {}),
     (ValueError, "corpus has 0 documents", "InformationRetrieval", (QUERIES, {}, RELEVANT), {}),
@@ -272,6 +278,14 @@ TWO = ["a", "b"]
     (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
     (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
     (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
+    (TypeError, "teacher_model is NoneType, expected an encoder", "MSE", (TWO, TWO, None), {}),
+    (TypeError, "print_wrong_matches is 'no'", "Translation", (TWO, TWO), {"print_wrong_matches": "no"}),
+    (TypeError, r"evaluators\[0\] is str, expected an evaluator", "Sequential", ({"a": len},), {}),
+    (TypeError, "dataframe is dict", "MSEEvaluatorFromDataFrame", ({}, ENCODES, [("en", "de")]), {}),
+    (ValueError, r"dataframe\[0\] has en, expected a text in 'de'", "MSEEvaluatorFromDataFrame",
+     ([{"en": "a"}], ENCODES, [("en", "de")]), {}),
+    (TypeError, r"dataframe\[0\]\['de'\] is int", "MSEEvaluatorFromDataFrame",
+     ([{"en": "a", "de": 3}], ENCODES, [("en", "de")]), {}),
     (TypeError, "sentences1 is str", "BinaryClassification", ("ab", TWO, [1, 0]), {}),
     (ValueError, "anchors has 0", "Triplet", ([], [], []), {}),
     (ValueError, "margin has cosin", "Triplet", (TWO, TWO, TWO), {"margin": {"cosin": 1}}),
@@ -282,7 +296,21 @@ TWO = ["a", "b"]
     (ValueError, "batch_size is 0", "Triplet", (TWO, TWO, TWO), {"batch_size": 0}),
 ])  # fmt: skip
 def test_wrong_data(error, text, kind, data, options):
-    refuses(error, text, getattr(evaluation, f"{kind}Evaluator"), *data, **options)
+    name = kind if kind.startswith("MSEE") else f"{kind}Evaluator"
+    refuses(error, text, getattr(evaluation, name), *data, **options)
+
+
+def test_a_table_of_translations_may_lack_some(encoder):
+    rows = [{"en": "the cat", "de": "a dog"}, {"en": "a", "de": None}, {"en": " ", "de": "b"}]
+    frame = pytest.importorskip("pandas").DataFrame(rows)
+    made = [evaluation.MSEEvaluatorFromDataFrame(each, encoder, [("en", "de")]) for each in (rows[:1], rows, frame)]
+    assert len({each(encoder)["negative_mse"] for each in made}) == 1
+
+
+def test_an_evaluator_without_metrics_is_refused(encoder):
+    refuses(
+        ValueError, r"evaluators\[0\] returned no metrics", evaluation.SequentialEvaluator([lambda *given: {}]), encoder
+    )
 
 
 def test_mining_and_labels_without_duplicates(encoder):

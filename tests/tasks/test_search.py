@@ -17,7 +17,7 @@ from bertcore.tasks.search import (
     paraphrase_mining_embeddings,
     semantic_search,
 )
-from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score, maxsim
+from bertcore.tasks.similarity import SIMILARITIES, cos_sim, dot_score, maxsim, pairwise_angle_sim
 from tests.refusals import refuses
 
 ROWS = np.random.default_rng(0).normal(size=(37, 5)).astype(np.float32)
@@ -83,6 +83,11 @@ def test_similarities(name, monkeypatch):
     refuses(TypeError, "a has dtype <U1, expected numbers", SIMILARITIES[name].of_pairs, ["a"], ROWS)
     with pytest.raises(ValueError, match=r"a has shape \(37, 5\), b \(36, 5\), expected the same"):
         SIMILARITIES[name].of_pairs(ROWS, ROWS[1:])
+
+
+def test_angles_name_their_own_arguments():
+    refuses(ValueError, r"x has shape \(37, 5\), y \(36, 5\), expected the same", pairwise_angle_sim, ROWS, ROWS[1:])
+    refuses(TypeError, "y has dtype", pairwise_angle_sim, ROWS, ["a"])
 
 
 def test_bytes():

@@ -103,6 +103,9 @@ class SequentialEvaluator(Evaluator):
     ):
         super().__init__()
         self.evaluators, self.main_score_function = list(evaluators), main_score_function
+        for place, evaluator in enumerate(self.evaluators):
+            if not callable(evaluator):
+                raise TypeError(f"evaluators[{place}] is {type(evaluator).__name__}, expected an evaluator")
 
     def __call__(
         self, model: Any, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
@@ -112,6 +115,8 @@ class SequentialEvaluator(Evaluator):
         for place, evaluator in enumerate(self.evaluators):
             found = evaluator(model, output_path, epoch, steps)
             found = found if isinstance(found, dict) else {f"evaluator_{place}": found}
+            if not found:
+                raise ValueError(f"evaluators[{place}] returned no metrics, expected at least one")
             scores.append(found[getattr(evaluator, "primary_metric", None) or next(iter(found))])
             results |= found
         self.primary_metric = "sequential_score"

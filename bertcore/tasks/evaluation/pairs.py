@@ -1,14 +1,16 @@
 """Evaluators of pairs and triplets of texts, and of texts beside their translations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertcore.arguments import check_strings, required
+from bertcore.kernels import checks
 from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense, of_thresholds
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim
-from bertcore.tasks.texts import checked_texts
+from bertcore.tasks.texts import checked_text, checked_texts
 
 
 class EmbeddingSimilarityEvaluator(Evaluator):
@@ -202,7 +204,7 @@ class MSEEvaluator(Evaluator):
         super().__init__(**options)
         source, self.target_sentences = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.table = "mse_evaluation{}_results.csv" if self.name else "mse_evaluation__results.csv"
-        self.source_embeddings = self._embedded(teacher_model.encode, source)
+        self.source_embeddings = self._embedded(_encode_of(teacher_model), source)
 
     def columns(self, found: Metrics) -> Metrics:
         """Return the error as MSE."""
@@ -218,7 +220,8 @@ class MSEEvaluatorFromDataFrame(Evaluator):
     """Compare embeddings of translations with a teacher's of their sources: `negative_mse`, a mean over the languages.
 
     Args:
-        dataframe: rows by language; pairs with an empty text are left out.
+        dataframe: mappings of languages to texts, or a DataFrame of pandas; pairs with an empty or missing text are
+            left out.
         teacher_model: the teacher, an encoder.
         combinations: pairs of languages (source, target): the teacher embeds the sources, the student the targets.
         options: see `Evaluator`.
@@ -228,21 +231,22 @@ class MSEEvaluatorFromDataFrame(Evaluator):
 
     def __init__(
         self,
-        dataframe: Iterable[Mapping[str, str]],
+        dataframe: Iterable[Mapping[str, str | None]],
         teacher_model: Any,
         combinations: Iterable[tuple[str, str]],
         batch_size: int = 8,
         **options: Any,
     ):
         super().__init__(batch_size=batch_size, **options)
-        rows = list(dataframe)
+        rows, encode = _records(dataframe), _encode_of(teacher_model)
         self.data: dict[str, tuple[Any, list[str]]] = {}
         for source, target in combinations:
-            pairs = [(row[source], row[target]) for row in rows if row[source].strip() and row[target].strip()]
+            given = ([_text_in(row, number, name) for name in (source, target)] for number, row in enumerate(rows))
+            pairs = [pair for pair in given if all(text.strip() for text in pair)]
             if not pairs:
                 raise ValueError(f"dataframe has no row with texts in {source!r} and {target!r}, expected at least one")
-            sources, targets = (list(checked_texts(texts, "dataframe")) for texts in zip(*pairs, strict=True))
-            self.data[f"{source}-{target}"] = self._embedded(teacher_model.encode, sources), targets
+            sources, targets = map(list, zip(*pairs, strict=True))
+            self.data[f"{source}-{target}"] = self._embedded(encode, sources), targets
         if not self.data:
             raise ValueError("combinations is empty, expected at least one pair of languages")
         self.errors: Metrics = {}
@@ -281,7 +285,7 @@ class TranslationEvaluator(Evaluator):
         super().__init__(batch_size=batch_size, **options)
         columns = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.source_sentences, self.target_sentences = columns
-        self.print_wrong_matches = print_wrong_matches
+        self.print_wrong_matches = checks.boolean("print_wrong_matches", print_wrong_matches)
 
     def columns(self, found: Metrics) -> Metrics:
         """Return the accuracies as src2trg and trg2src."""
@@ -320,6 +324,7 @@ class LabelAccuracyEvaluator(Evaluator):
         if not hasattr(softmax_model, "predictions"):
             raise TypeError(f"softmax_model is {type(softmax_model).__name__}, expected the objective SoftmaxLoss")
         if hasattr(dataloader, "collate_fn"):  # PyTorch's DataLoader
+            dataloader = copy.copy(dataloader)
             dataloader.collate_fn = list
         self.dataloader, self.softmax_model = dataloader, softmax_model
 
@@ -333,6 +338,28 @@ class LabelAccuracyEvaluator(Evaluator):
         if not is_right:
             raise ValueError("dataloader has no examples, expected at least one")
         return {"accuracy": float(np.mean(is_right))}, "accuracy"
+
+
+def _encode_of(teacher: Any) -> Callable[..., Any]:
+    if not callable(getattr(teacher, "encode", None)):
+        raise TypeError(f"teacher_model is {type(teacher).__name__}, expected an encoder")
+    return teacher.encode
+
+
+def _records(dataframe: Any) -> list[Any]:
+    """Return the rows of a DataFrame, or of a list of mappings."""
+    if hasattr(dataframe, "to_dict"):
+        return dataframe.astype(object).where(dataframe.notna(), None).to_dict("records")
+    if isinstance(dataframe, str | Mapping) or not isinstance(dataframe, Iterable):
+        raise TypeError(f"dataframe is {type(dataframe).__name__}, expected a list of mappings of languages to texts")
+    return list(dataframe)
+
+
+def _text_in(row: Any, number: int, language: str) -> str:
+    if not isinstance(row, Mapping) or language not in row:
+        known = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
+        raise ValueError(f"dataframe[{number}] has {known}, expected a text in {language!r}")
+    return "" if row[language] is None else checked_text(f"dataframe[{number}][{language!r}]", row[language])
 
 
 def _columns(**columns: Sequence[str]) -> list[list[str]]:
@@ -360,9 +387,7 @@ def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
     chosen = check_strings("similarity_fn_names", names or ([] if main is None else [main]))
     for name in chosen if main is None else [*chosen, main]:
         if name not in SIMILARITIES or (main is not None and main not in chosen):
-            raise ValueError(
-                f"similarity_fn_names is {chosen}, the main one {main!r}, expected {', '.join(SIMILARITIES)}"
-            )
+            raise ValueError(f"similarity_fn_names is {chosen}, main is {main!r}, expected {', '.join(SIMILARITIES)}")
     return chosen
 
 
