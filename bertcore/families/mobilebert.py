@@ -191,10 +191,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     narrow = read.size("intra_bottleneck_size", 128) if details.has_bottleneck else hidden
     embedding_size = read.size("embedding_size", 128)
     if details.has_bottleneck and narrow != hidden and not (details.attends_in_bottleneck or details.shares_query_key):
-        raise ValueError(
-            f"config: intra_bottleneck_size is {narrow}, expected hidden_size {hidden}: "
-            "use_bottleneck_attention and key_query_shared_bottleneck are both false"
-        )
+        raise ValueError(f"config: intra_bottleneck_size is {narrow}, expected {hidden} without shared bottlenecks")
     if embedding_size > hidden:
         raise ValueError(f"config: embedding_size is {embedding_size}, expected at most hidden_size {hidden}")
     if narrow % heads:

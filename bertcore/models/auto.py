@@ -321,6 +321,4 @@ def _table(name: str, values: ArrayLike) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:  # lists of different lengths
-        raise ValueError(
-            f"{name} is not a table of integers, expected (questions, choices, length): {error}"
-        ) from error
+        raise ValueError(f"{name} is ragged, expected (questions, choices, length): {error}") from error

@@ -121,9 +121,7 @@ def _check_choice(
     if num_beams > 1 and do_sample:
         raise ValueError(f"num_beams is {num_beams} and do_sample True, expected one of them")
     if not do_sample and returned > num_beams:
-        raise ValueError(
-            f"num_return_sequences is {returned}, expected at most num_beams ({num_beams}) without sampling"
-        )
+        raise ValueError(f"num_return_sequences is {returned}, expected at most num_beams, {num_beams}")
 
 
 def _check_family(model: ModelWithHeads) -> None:
@@ -275,10 +273,8 @@ def _prompts(
         raise ValueError(f"input_ids[{packed.has_tokens.argmin()}] has no real token, expected at least one")
     needed = packed.lengths.max(initial=0) + steps - 1  # the last word is not read
     if needed > model.spec.max_positions:
-        raise ValueError(
-            f"max_new_tokens is {steps} after {needed - steps + 1} tokens, the model has {model.spec.max_positions} "
-            "positions"
-        )
+        most = f"the model has {model.spec.max_positions} positions"
+        raise ValueError(f"max_new_tokens is {steps} after {needed - steps + 1} tokens, {most}")
     return packed, replace(inputs.on_host, position_ids=places(packed.cu_seqlens)).to_backend(run)
 
 

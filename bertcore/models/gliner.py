@@ -289,9 +289,7 @@ class PackedWords:
         if counts.shape != read.shape:
             raise ValueError(f"text_lengths has {len(counts)} entries, expected {len(read)}, one for each text")
         for text in np.flatnonzero(counts < read):
-            raise ValueError(
-                f"text_lengths[{text}] is {counts[text]}, expected at least {read[text]}, as in words_mask"
-            )
+            raise ValueError(f"text_lengths[{text}] is {counts[text]}, expected {read[text]} or more, as in words_mask")
         self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all
         if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(cu_read[:-1], read) + 1).any():

@@ -187,6 +187,4 @@ def _check_classes(name: str, array: np.ndarray, num_classes: int) -> None:
     if len(wrong):
         where = tuple(wrong[0])
         index = ", ".join(map(str, where))
-        raise ValueError(
-            f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for no label"
-        )
+        raise ValueError(f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for none")

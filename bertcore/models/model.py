@@ -199,9 +199,7 @@ class Model(NamedParameters):
             return nullcontext()
         backend = kernels.resolve_backend(None, on_gpu=False)
         if self.dtype in INT8 and backend == "cupy":
-            raise ValueError(
-                f"dtype is {self.dtype!r}, which runs only on the CPU (backends numpy and numba), not on 'cupy'"
-            )
+            raise ValueError(f"dtype is {self.dtype!r}, which runs on backends numpy and numba, not on 'cupy'")
         return kernels.use_backend(backend)
 
     def get_input_embeddings(self) -> Embedding:

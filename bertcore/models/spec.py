@@ -223,9 +223,7 @@ class ConfigReader:
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and len(values) in (0, count)
         if not is_list or not all(value is None or _is_bounded(value) for value in values):
-            raise ValueError(
-                f"config: {self.name(key)} is {values!r:.200}, expected a list of {count} numbers or nulls"
-            )
+            raise ValueError(f"config: {self.name(key)} is {values!r:.200}, expected {count} numbers or nulls")
         return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
@@ -244,9 +242,7 @@ class ConfigReader:
         """Return an integer in [0, size), or None."""
         value = self._config.get(self._key_in_config(key), self._defaults.get(key, default))
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
-            raise ValueError(
-                f"config: {self.name(key)} is {value!r}, expected an integer from 0 to {size - 1}, or null"
-            )
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected 0 to {size - 1}, or null")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:

@@ -84,9 +84,7 @@ def with_layers(config: Mapping[str, Any], count: int) -> dict[str, Any]:
         changed = {**config, key: count}
         if family.spec_from_config(changed).num_layers == count:
             return changed
-    raise ValueError(
-        f"config: none of {', '.join(LAYER_COUNTS)} is a key for the number of layers of {family.model_type}"
-    )
+    raise ValueError(f"config: {family.model_type} has another key than {', '.join(LAYER_COUNTS)} for its layers")
 
 
 def _chosen(layers: Sequence[int] | None, own: EncoderSpec, other: EncoderSpec) -> list[int]:
@@ -108,9 +106,7 @@ def _pairs_of_layers(student: Model, teacher: Model, chosen: list[int]) -> Itera
         _check_layer(student, teacher, index, place)
         own, other = student.encoder.layers[index], teacher.encoder.layers[place]
         if known.setdefault(id(own), id(other)) != id(other):
-            raise ValueError(
-                f"layers has {place} for layer {index}, expected one teacher layer for all that share its parameters"
-            )
+            raise ValueError(f"layers has {place} for layer {index}, expected one for all that share its parameters")
         yield from _pairs(own, other)
 
 
@@ -122,9 +118,8 @@ def _check_layer(student: Model, teacher: Model, index: int, place: int) -> None
     for name in SAME:
         mine, theirs = getattr(student.spec.layers[index], name), getattr(teacher.spec.layers[place], name)
         if mine != theirs:
-            raise ValueError(
-                f"{name} is {mine} in the student's layer {index} but {theirs} in the teacher's layer {place}"
-            )
+            where = f"in the student's layer {index}", f"in the teacher's layer {place}"
+            raise ValueError(f"{name} is {mine} {where[0]} but {theirs} {where[1]}")
 
 
 def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, Parameter]]:
@@ -160,7 +155,5 @@ def _values(own: Parameter, other: Parameter, student: Model, teacher: Model) ->
         first, its = student.spec.position_offset, teacher.spec.position_offset
         values = values if first == its else np.concatenate([own.array()[:first], values[its:]])
     if values.shape != own.shape:
-        raise ValueError(
-            f"{own.names[0]} has shape {own.shape}, expected {values.shape}, as the teacher's {other.names[0]} has"
-        )
+        raise ValueError(f"{own.names[0]} has shape {own.shape}, expected {values.shape} as the teacher's has")
     return values

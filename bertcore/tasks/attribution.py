@@ -115,14 +115,10 @@ def probed_row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) ->
     read = classifier._options(options)
     cutting: Cutting = classifier._cutting(read)
     if cutting.reads_all:
-        raise ValueError(
-            "truncation is 'chunk', expected a single window: a prediction from several cannot be attributed"
-        )
+        raise ValueError("truncation is 'chunk', expected True: only a single window's prediction can be attributed")
     found = list(windows_of(classifier.tokenizer, classifier._texts(inputs, "inputs", read), cutting)[0])
     if len(found) > 1 and cutting.truncation is not True:
-        raise ValueError(
-            f"inputs has more than the {cutting.max_length} tokens that are read: truncation=True takes the first ones"
-        )
+        raise ValueError(f"inputs has more than {cutting.max_length} tokens: truncation=True reads the first ones")
     return found[0], classifier._arrays(found[:1])
 
 

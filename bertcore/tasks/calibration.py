@@ -241,9 +241,7 @@ def _isotonic(file: Any, functions: Any, count: int) -> IsotonicCalibration:
     try:
         calibration.functions = [tuple(np.array(each[key], np.float64) for key in ("from", "to")) for each in functions]
     except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{file}: functions must be a list with the number arrays 'from' and 'to' for each class"
-        ) from error
+        raise ValueError(f"{file}: functions must be a list with numbers 'from' and 'to' for each class") from error
     is_right = len(calibration.functions) == count and all(map(_is_rising, calibration.functions))
     if not is_right:
         raise ValueError(f"{file}: functions is not a rising function from 0 to 1 for each of {count} classes")

@@ -250,9 +250,7 @@ class CrossEncoder(Encoder):
                 for logits in self.scores.logits(rows, how, advance):
                     found = np.asarray(activation(logits[None]), np.float32)
                     if found.shape != (1, self.num_labels):
-                        raise ValueError(
-                            f"activation_fn returned shape {found.shape} for {(1, self.num_labels)}, expected the same"
-                        )
+                        raise ValueError(f"activation_fn returned shape {found.shape}, expected {(1, self.num_labels)}")
                     found = found[0]
                     yield found[0] if self.num_labels == 1 else found
 

@@ -47,9 +47,7 @@ class Ensemble:
             raise ValueError(f"members has {len(self.members)}, expected at least two")
         for number, member in enumerate(self.members):
             if not isinstance(member, TextClassificationPipeline):
-                raise TypeError(
-                    f"members[{number}] is {type(member).__name__}, expected a text-classification pipeline"
-                )
+                raise TypeError(f"members[{number}] is {type(member).__name__}, expected a text classifier")
             names, first = set(member.id2label.values()), set(self.members[0].id2label.values())
             if names != first or len(names) != len(member.id2label):
                 raise ValueError(f"members[{number}] has the classes {sorted(names)}, the first has {sorted(first)}")

@@ -175,9 +175,7 @@ def read_routes(folder: Path) -> Routes | None:
     if not isinstance(types, dict) or not all(isinstance(kind, str) for kind in types.values()):
         raise CheckpointError(f"{file}: types is {types!r:.80}, expected an object of class names by module")
     if not isinstance(structure, dict) or not structure:
-        raise CheckpointError(
-            f"{file}: structure is {structure!r:.80}, expected an object of lists of modules by route"
-        )
+        raise CheckpointError(f"{file}: structure is {structure!r:.80}, expected lists of modules by route")
     if not isinstance(options, dict | None):
         raise CheckpointError(f"{file}: parameters is {options!r:.80}, expected an object")
     known = {name: Module(kind.rpartition(".")[2], kind, inside(file, name)) for name, kind in types.items()}

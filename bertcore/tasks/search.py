@@ -119,7 +119,7 @@ def semantic_search(
         )
     if queries.shape[1] != corpus.shape[1]:
         raise ValueError(
-            f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected rows of one width"
+            f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected one width"
         )
     _check_counts(top_k=top_k, query_chunk_size=query_chunk_size, corpus_chunk_size=corpus_chunk_size)
     if not isinstance(queries, np.ndarray):

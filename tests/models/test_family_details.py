@@ -142,7 +142,7 @@ def test_two_norms_have_the_published_codes_own_epsilon():
 
 
 def test_mobilebert_configs_that_are_refused():
-    with pytest.raises(ValueError, match="intra_bottleneck_size is 26, expected hidden_size 39"):
+    with pytest.raises(ValueError, match="intra_bottleneck_size is 26, expected 39"):
         AutoModel.from_config(MOBILEBERT | {"key_query_shared_bottleneck": False})
     with pytest.raises(ValueError, match="intra_bottleneck_size is 15, expected a multiple of num_attention_heads 2"):
         AutoModel.from_config(MOBILEBERT | {"intra_bottleneck_size": 15})

@@ -128,7 +128,7 @@ def test_labels_are_not_booleans(masked_lm):
     ({"hidden_size": 7}, "hidden_size is 7, expected a multiple of num_attention_heads 2"),
     ({"hidden_act": "mish"}, "hidden_act is 'mish', known are"),
     ({"num_hidden_layers": -1}, "num_hidden_layers is -1, expected a positive integer"),
-    ({"pad_token_id": 19}, "pad_token_id is 19, expected an integer from 0 to 18, or null"),
+    ({"pad_token_id": 19}, "pad_token_id is 19, expected 0 to 18, or null"),
     ({"vocab_size": "many"}, "vocab_size is 'many', expected a positive integer"),
     ({"hidden_act": ["gelu"]}, r"hidden_act is \['gelu'\], known are"),
     ({"layer_norm_eps": float("inf")}, "layer_norm_eps is inf, expected a finite number of at least 0"),

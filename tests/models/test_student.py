@@ -109,7 +109,7 @@ def test_albert_has_one_layer_many_times():
     config = tiny_config("albert-base-v2")
     teacher = drawn(AutoModel, config)
     assert student_from_teacher(with_layers(config, 1), teacher).newly_initialised == []
-    with pytest.raises(ValueError, match="expected one teacher layer for all that share"):
+    with pytest.raises(ValueError, match="expected one for all that share"):
         student_from_teacher(config, drawn(AutoModel, {**config, "num_hidden_groups": 2}), layers=[0, 1])
 
 

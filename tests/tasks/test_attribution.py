@@ -74,7 +74,7 @@ def test_bad_calls(classify):
     refuses(ValueError, "label is 'x', expected one of CONTRADICTION", integrated_gradients, classify, "a", label="x")
     refuses(ValueError, "steps is 0", integrated_gradients, classify, "a", steps=0)
     refuses(ValueError, "truncation is 'chunk'", attention_rollout, classify, "a", truncation="chunk")
-    refuses(ValueError, "more than the 40 tokens", attention_rollout, classify, "the cat " * 40)
+    refuses(ValueError, "more than 40 tokens", attention_rollout, classify, "the cat " * 40)
     assert len(attention_rollout(classify, "the cat " * 40, truncation=True).tokens) == 40
     refuses(TypeError, "classifier is str", attention_rollout, "model", "a")
 

@@ -198,7 +198,7 @@ def test_wrong_masks_of_words_are_refused(model, mask, message):
 def test_fewer_words_than_are_read_are_refused(model):
     ids, mask = np.array([[72, 5, 73, 6]]), np.array([[0, 0, 1, 2]])
     for lengths, message in (
-        ([[1]], r"text_lengths\[0\] is 1, expected at least 2"),
+        ([[1]], r"text_lengths\[0\] is 1, expected 2 or more"),
         ([[2], [2]], "has 2 entries, expected 1"),
     ):
         refuses(ValueError, message, model.model, ids, words_mask=mask, text_lengths=lengths)

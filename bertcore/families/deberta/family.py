@@ -139,8 +139,7 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
             read.require(position_biased_input=False)
             if spec.embedding_size != spec.hidden_size:
                 raise ValueError(
-                    f"config: embedding_size is {spec.embedding_size}, "
-                    f"expected hidden_size {spec.hidden_size} for {KEY}"
+                    f"config: embedding_size is {spec.embedding_size}, expected {spec.hidden_size} for {KEY}"
                 )
             name = f"{self.family.name_rules.prefix}embeddings.position_embeddings"
             rows = read.size("max_position_embeddings", 512, most=MOST_POSITIONS)

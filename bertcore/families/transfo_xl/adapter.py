@@ -91,9 +91,7 @@ class RecurrentAdapter(Adapter):
         for index, array in enumerate(arrays):
             expected = (arrays[0].shape[0] if arrays[0].ndim else 0, sequences, self.spec.hidden_size)
             if array.shape != expected:
-                raise ValueError(
-                    f"mems[{index}] has shape {array.shape}, expected {expected}: (memory, sequences, hidden)"
-                )
+                raise ValueError(f"mems[{index}] has shape {array.shape}, expected {expected}")
             if array.dtype.kind != "f" and array.dtype.name != "bfloat16":
                 raise TypeError(f"mems[{index}] holds {array.dtype}, expected floating-point numbers")
         return [run.to_backend(array.transpose(1, 0, 2).reshape(-1, array.shape[2])) for array in arrays]

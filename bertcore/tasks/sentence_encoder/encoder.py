@@ -158,9 +158,7 @@ class SentenceEncoder(PromptedReader):
         hidden = self.model.spec.hidden_size
         key, stated = settings.width or ("", hidden)
         if stated != hidden:
-            raise CheckpointError(
-                f"{settings.pooling_file}: {key} is {stated}, expected {hidden}, the model's hidden_size"
-            )
+            raise CheckpointError(f"{settings.pooling_file}: {key} is {stated}, expected the hidden_size {hidden}")
         width = hidden * len(settings.pooling)
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
@@ -313,9 +311,7 @@ class SentenceEncoder(PromptedReader):
         if found.cutting.reads_all and found.prompt and not self.settings.include_prompt:
             raise ValueError("truncation is 'chunk', expected another value: this encoder does not pool its prompt")
         if found.cutting.reads_all and self.settings.is_static:
-            raise ValueError(
-                "truncation is 'chunk', but static embeddings need no windows: max_seq_length is not limited"
-            )
+            raise ValueError("truncation is 'chunk', but static embeddings have no limit of tokens")
         return found
 
     def _token_embeddings(self, texts: list[str], with_all: bool, options: dict[str, Any]) -> list[Any]:
