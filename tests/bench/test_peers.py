@@ -151,6 +151,7 @@ def test_the_commands_write_a_row_for_each_library_and_case(main, arguments, sha
     assert path.with_suffix(".png").exists() or plot.unavailable_reason() in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parity
 @pytest.mark.parametrize("model", ["tiny", "tiny-distilbert"])
 def test_installed_libraries_have_the_weights_of_transformers(model, tmp_path):

@@ -67,6 +67,7 @@ def test_losses_tell_whether_loops_train_alike(tmp_path):
     assert loss_errors({"broken": broken, OURS: ours(SMALL, folder)}, batches)["broken"] == math.inf
 
 
+@pytest.mark.slow  # a quarter of a minute: five loops, one of them PyTorch's
 @pytest.mark.parity
 def test_rows_of_a_case(tmp_path):
     options = _parse(["--quick", "--threads", "1"])

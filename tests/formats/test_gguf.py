@@ -10,6 +10,7 @@ import pytest
 from bertcore import AutoModel, AutoTokenizer, CrossEncoder, SentenceEncoder
 from bertcore.checkpoint import CheckpointError
 from bertcore.cli import main
+from bertcore.formats import gguf_model
 from bertcore.formats.gguf_export import export_gguf
 from bertcore.formats.gguf_file import KINDS, GGUFFile, dequantized, quantized, write_gguf
 from bertcore.formats.gguf_tokenizer import tokenizer_files
@@ -42,7 +43,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERTCORE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf_model, "writable_cache_folder", lambda: tmp_path / "cache")  # not that of kernels
 
 
 def same(first, second, least):
@@ -203,9 +204,7 @@ def test_broken_file_is_refused(tmp_path, case):
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTCORE_CACHE_DIR", str(folder / "cache"))
-        export_gguf(write_model(folder / "model", "bert-base-uncased", **NARROW), folder / "x.gguf", "f32")
+    export_gguf(write_model(folder / "model", "bert-base-uncased", **NARROW), folder / "x.gguf", "f32")
     return folder / "x.gguf"
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,14 @@ from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A trainer after its run, whose folder has checkpoints of the steps 3, 6 and 7."""
+    trainer = language_trainer(tmp_path_factory.mktemp("finished"))
+    trainer.train()
+    return trainer
 
 
 def test_an_epoch_that_a_callback_ended_stays_ended_after_resuming(tmp_path):
@@ -105,7 +114,7 @@ def test_a_second_signal_acts_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, finished):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fails(event):
@@ -119,9 +128,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path):
     assert [name for name in names_in(tmp_path) if "checkpoint" in name] == ["checkpoint-3"]
     resumed = language_trainer(tmp_path)
     resumed.train(resume_from_checkpoint=True)
-    whole = language_trainer(tmp_path / "whole")
-    whole.train()
-    assert_same_weights(whole.model, resumed.model)
+    assert_same_weights(finished.model, resumed.model)
 
 
 def test_a_nan_loss_ends_the_run_and_is_kept(tmp_path):
@@ -172,9 +179,8 @@ def test_a_failure_at_the_end_does_not_hide_the_first(tmp_path):
     refuses(OSError, "No space left", language_trainer(tmp_path / "ends", [Full], max_steps=1).train)
 
 
-def test_existing_checkpoints_are_not_overwritten(tmp_path):
-    language_trainer(tmp_path).train()
-    refuses(ValueError, "checkpoint-7 already", language_trainer(tmp_path).train)
+def test_existing_checkpoints_are_not_overwritten(tmp_path, finished):
+    refuses(ValueError, "checkpoint-7 already", language_trainer(finished.args.output_dir).train)
     refuses(ValueError, "not a checkpoint of a run", language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path)
 
 
@@ -294,15 +300,14 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize("file, damage, error", DAMAGE)
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, file, damage, error):
-    whole = language_trainer(tmp_path)
-    whole.train()
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, finished, file, damage, error):
+    shutil.copytree(finished.args.output_dir, tmp_path, dirs_exist_ok=True)
     damage(tmp_path / "checkpoint-7" / file)
     refuses(ValueError, error, language_trainer(tmp_path).train, resume_from_checkpoint=tmp_path / "checkpoint-7")
     resumed = language_trainer(tmp_path)
     with pytest.warns(UserWarning, match=f"{error}.*: continuing from .*checkpoint-6 instead"):
         resumed.train(resume_from_checkpoint=True)
-    assert_same_weights(whole.model, resumed.model)
+    assert_same_weights(finished.model, resumed.model)
     for folder in tmp_path.glob("checkpoint-*"):
         damage(folder / file)
     with pytest.raises(ValueError, match=f"{error}.*; there is no earlier checkpoint to continue from"):
