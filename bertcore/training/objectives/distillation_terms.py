@@ -17,7 +17,7 @@ from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of
-from bertcore.training.objectives import divergences
+from bertcore.training.objectives import similarity
 
 Layers = str | Mapping[int, int]
 PARTS = ("query", "key", "value")
@@ -198,7 +198,7 @@ class SoftTargets(Term):
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         run, options = outputs.run, {"temperature": self.temperature}
         pairs = outputs.logits(self.labelled_only)
-        compare = divergences.soft_target_divergence
+        compare = similarity.soft_target_divergence
         return total_of(run, (compare(run, own, targets=other, **options) for own, other in pairs))
 
 
@@ -218,7 +218,7 @@ class HiddenCosine(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         pairs = outputs.states(self.pairs(*outputs.specs))
-        run, compare = outputs.run, divergences.cosine_distance
+        run, compare = outputs.run, similarity.cosine_distance
         return total_of(run, (compare(run, own, targets=other) for own, other in pairs))
 
 
@@ -283,7 +283,7 @@ class _Attention(Term):
             options = {"scales": tuple(spec.scale or spec.head_size**-0.5 for spec in specs), "compare": self.compare}
             options |= {"heads": specs[0].num_heads, "cu_seqlens": outputs.cu_seqlens}
             targets = other["query"], other["key"]
-            losses.append(divergences.relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
+            losses.append(similarity.relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
         return total_of(outputs.run, losses)
 
 
@@ -295,7 +295,7 @@ class AttentionScores(_Attention):
     """
 
     layers: Layers = "even"
-    compare = staticmethod(divergences.squared_error_of_scores)
+    compare = staticmethod(similarity.squared_error_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,7 +306,7 @@ class AttentionDistributions(_Attention):
     """
 
     layers: Layers = "last"
-    compare = staticmethod(divergences.divergence_of_scores)
+    compare = staticmethod(similarity.divergence_of_scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,13 +344,13 @@ class Relations(Term):
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
         heads, losses = self.heads or outputs.specs[0].num_heads, []
-        options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": divergences.divergence_of_scores}
+        options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": similarity.divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):
             for part in self.of:
                 rows, targets = own[part], (other[part], other[part])
                 scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (rows, other[part]))
                 pair = {"targets": targets, "scales": scales}
-                losses.append(divergences.relation_loss(outputs.run, rows, rows, **pair, **options))
+                losses.append(similarity.relation_loss(outputs.run, rows, rows, **pair, **options))
         return total_of(outputs.run, losses)
 
 

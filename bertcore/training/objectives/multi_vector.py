@@ -22,10 +22,9 @@ from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.tokenization.tokenizer import Tokenizer
-from bertcore.training.objectives.divergences import checked_temperatures, score_divergence
 from bertcore.training.objectives.embeddings import ChunkedObjective, EncoderCollator, WithParts, checked_labels
 from bertcore.training.objectives.objective import Batch
-from bertcore.training.objectives.similarity import margin_error, ranking_loss
+from bertcore.training.objectives.similarity import checked_temperatures, margin_error, ranking_loss, score_divergence
 
 MASKS = ("attention_mask", "scoring_mask")
 EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers
