@@ -56,6 +56,8 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
     from bertcore.tokenization import AutoTokenizer as AutoTokenizer
     from bertcore.training import objectives
+    from bertcore.training.arguments import TrainerControl as TrainerControl
+    from bertcore.training.arguments import TrainerState as TrainerState
     from bertcore.training.arguments import TrainingArguments as TrainingArguments
     from bertcore.training.callbacks import EarlyStoppingCallback as EarlyStoppingCallback
     from bertcore.training.callbacks import TrainerCallback as TrainerCallback
@@ -77,10 +79,8 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     )
     from bertcore.training.encoder_trainers import SparseEncoderTrainer as SparseEncoderTrainer
     from bertcore.training.encoder_trainers import SparseEncoderTrainingArguments as SparseEncoderTrainingArguments
-    from bertcore.training.evaluation import EvalPrediction as EvalPrediction
+    from bertcore.training.metrics import EvalPrediction as EvalPrediction
     from bertcore.training.schedules import get_scheduler as get_scheduler
-    from bertcore.training.state import TrainerControl as TrainerControl
-    from bertcore.training.state import TrainerState as TrainerState
     from bertcore.training.trainer import Trainer as Trainer
 
     losses = objectives
@@ -114,7 +114,7 @@ _LAZY = {
         "tasks.sentence_encoder": "SentenceEncoder",
         "tasks.sparse_encoder": "SparseEncoder",
         "tokenization": "AutoTokenizer",
-        "training.arguments": "TrainingArguments",
+        "training.arguments": "TrainerControl TrainerState TrainingArguments",
         "training.callbacks": "EarlyStoppingCallback TrainerCallback",
         "training.collators": "DataCollatorForLanguageModeling DataCollatorForMultipleChoice "
         "DataCollatorForTokenClassification DataCollatorWithPadding",
@@ -122,9 +122,8 @@ _LAZY = {
         "MultiDatasetBatchSamplers MultiVectorEncoderTrainer MultiVectorEncoderTrainingArguments "
         "SentenceTransformerTrainer SentenceTransformerTrainingArguments SparseEncoderTrainer "
         "SparseEncoderTrainingArguments",
-        "training.evaluation": "EvalPrediction",
+        "training.metrics": "EvalPrediction",
         "training.schedules": "get_scheduler",
-        "training.state": "TrainerControl TrainerState",
         "training.trainer": "Trainer",
     }.items()
     for name in names.split()

@@ -23,10 +23,10 @@ from bertcore.cli.options import Command, CommandError, File, Positive, Words, s
 from bertcore.cli.reports import write_reports
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, checkpoints
+from bertcore.training.arguments import TrainerState
 from bertcore.training.callbacks import LOG_NAME, PLOT_NAME, TENSORBOARD_NAME
 from bertcore.training.data import Documents, Records, StoredExamples, Subset, TextColumns, store_examples
 from bertcore.training.processes import FirstProcessError, started_together
-from bertcore.training.state import TrainerState
 
 STORED = "examples"  # in the --out folder: the corpus as tokens
 ADAPTER = "adapter"  # in the --out folder: trained adapters; the model beside it has them in its weights

@@ -12,7 +12,7 @@ A loop over batches:
 """
 
 from bertcore.training import objectives
-from bertcore.training.arguments import TrainingArguments
+from bertcore.training.arguments import TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import EarlyStoppingCallback, TrainerCallback
 from bertcore.training.checkpoints import NotSaved
 from bertcore.training.collators import (
@@ -22,12 +22,11 @@ from bertcore.training.collators import (
     DataCollatorWithPadding,
 )
 from bertcore.training.eight_bits import AdamW8bit
-from bertcore.training.evaluation import EvalPrediction, PredictionOutput
 from bertcore.training.masking import Masking
+from bertcore.training.metrics import EvalPrediction, PredictionOutput
 from bertcore.training.optimizers import LAMB, SGD, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
 from bertcore.training.safeguards import TrainingDiverged
 from bertcore.training.schedules import Schedule, get_scheduler
-from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer, TrainOutput
 
 __all__ = [

@@ -16,8 +16,7 @@ from typing import IO, Any
 from bertcore.arguments import Described, check_count, warn_caller
 from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import lock, replace
-from bertcore.training.arguments import LOCAL_REPORTS, TrainingArguments
-from bertcore.training.state import TrainerControl, TrainerState
+from bertcore.training.arguments import LOCAL_REPORTS, TrainerControl, TrainerState, TrainingArguments
 
 
 class TrainerCallback(Described):

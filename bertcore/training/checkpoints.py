@@ -23,10 +23,9 @@ from bertcore.checkpoint.files import digest_of, read_json_object, remove_abando
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.nn.parameter import Parameter
 from bertcore.system import replace
-from bertcore.training.arguments import TrainingArguments
+from bertcore.training.arguments import TrainerState, TrainingArguments
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
-from bertcore.training.state import TrainerState
 
 _NAME = re.compile(r"checkpoint-\d+")
 _LEFT = re.compile(r"\.(checkpoint-\d+)\.[0-9a-f]+\.tmp")

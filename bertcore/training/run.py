@@ -14,7 +14,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.passes import mixed_seed
-from bertcore.training.arguments import TrainingArguments
+from bertcore.training.arguments import SETTINGS, TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import Callbacks
 from bertcore.training.checkpoints import (
     checkpoint_folder,
@@ -39,7 +39,6 @@ from bertcore.training.safeguards import (
     save_failed_step,
 )
 from bertcore.training.schedules import Schedule
-from bertcore.training.state import SETTINGS, TrainerControl, TrainerState
 
 Batch = Mapping[str, Any]
 LocalBatches = list[tuple[int, Batch]]  # this process's batches of a step, each with its number

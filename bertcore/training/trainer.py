@@ -14,7 +14,7 @@ from bertcore.arguments import naming_nearest
 from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
-from bertcore.training.arguments import OPTIMIZERS, TrainingArguments
+from bertcore.training.arguments import OPTIMIZERS, TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, reports_of
 from bertcore.training.checkpoints import (
     STATE,
@@ -26,7 +26,7 @@ from bertcore.training.checkpoints import (
 )
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
-from bertcore.training.evaluation import EvalPrediction, PredictionOutput, Reduce, run_through
+from bertcore.training.metrics import EvalPrediction, PredictionOutput, Reduce, run_through
 from bertcore.training.objectives.language_modeling import NextWords
 from bertcore.training.objectives.objective import OwnLoss
 from bertcore.training.optimizers import Optimizer
@@ -34,7 +34,6 @@ from bertcore.training.processes import started_together
 from bertcore.training.run import Run, rates
 from bertcore.training.safeguards import held_back
 from bertcore.training.schedules import BY_METRICS, Schedule, make_schedule, steps_of
-from bertcore.training.state import TrainerControl, TrainerState
 
 
 class TrainOutput(NamedTuple):

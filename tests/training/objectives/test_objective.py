@@ -17,8 +17,8 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.evaluation import run_through
 from bertcore.training.masking import IGNORED
+from bertcore.training.metrics import run_through
 from bertcore.training.objectives import (
     CustomLoss,
     Distillation,
