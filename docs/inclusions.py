@@ -121,8 +121,7 @@ def presets_table() -> str:
 
 def compared() -> list[dict[str, Any]]:
     """Return what `bertcore compare` prints of each preset, by category and number of parameters."""
-    from bertcore.cli.compare import row
-    from bertcore.cli.info import LENGTH, described
+    from bertcore.cli.info import LENGTH, described, row
     from bertcore.presets import PRESETS
     from bertcore.presets.preset import CATEGORIES
 
@@ -132,7 +131,7 @@ def compared() -> list[dict[str, Any]]:
 
 def comparison_table(names: Sequence[str]) -> str:
     """Return columns of `bertcore compare`, for models that have a value in the last."""
-    from bertcore.cli.compare import COLUMNS
+    from bertcore.cli.info import COLUMNS
 
     def cell(key: str, each: Mapping[str, Any]) -> str:
         text = COLUMNS[key].text(each[key]) if key in COLUMNS else str(each[key])

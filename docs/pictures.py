@@ -17,8 +17,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, SentenceEncoder
-from bertcore.cli.compare import row
-from bertcore.cli.info import described
+from bertcore.cli.info import described, row
 from bertcore.demo_model import demo_model_folder
 from bertcore.drawing import save_figure
 from bertcore.plots.attention import attention_components, attention_maps

@@ -256,7 +256,7 @@ def test_tables_have_a_row_for_each_family_preset_and_operation():
 
 def test_the_guide_shows_what_compare_prints(capsys):
     """Each table of the page, against the rows of `bertcore compare`."""
-    from bertcore.cli.compare import COLUMNS
+    from bertcore.cli.info import COLUMNS
 
     assert main(["compare", "--json"]) == 0
     compared = {each["name"]: each for each in json.loads(capsys.readouterr().out)}

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from bertcore.cli import TERMINATED
-from bertcore.cli.inputs import Reading, TextsCommand, model_digest, model_folder
+from bertcore.cli.inputs import Reading, TextsCommand, model_digest, model_folder, output_stream, write_jsonl, write_npy
 from bertcore.cli.options import CommandError, File, Positive
-from bertcore.cli.outputs import output_stream, write_jsonl, write_npy
 
 if TYPE_CHECKING:
     from bertcore.plugins.corpus import RowRange

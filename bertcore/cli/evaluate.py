@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from bertcore.cli.inputs import WithModel, model_folder
+from bertcore.cli.inputs import WithModel, aligned, model_folder
 from bertcore.cli.options import CommandError, File, Positive
-from bertcore.cli.outputs import aligned
 
 SHOWN = ("accuracy@1", "accuracy@10", "precision@10", "recall@10", "mrr@10", "ndcg@10", "map@100")
 

@@ -4,9 +4,8 @@ import json
 from typing import Annotated, Any
 
 from bertcore.arguments import printable
-from bertcore.cli.inputs import PairsCommand, model_folder
+from bertcore.cli.inputs import PairsCommand, aligned, model_folder
 from bertcore.cli.options import File, Positive
-from bertcore.cli.outputs import aligned
 
 STEPS = 50
 WIDEST = 24  # characters of a bar

@@ -14,9 +14,8 @@ import numpy as np
 import bertcore
 from bertcore import AutoModel, AutoTokenizer, GLiNER, MultiVectorEncoder
 from bertcore.arguments import required
-from bertcore.cli.inputs import WithModel, model_folder
+from bertcore.cli.inputs import WithModel, model_folder, output_stream
 from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
-from bertcore.cli.outputs import output_stream
 from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 from bertcore.models.model import NewlyInitialisedWarning

@@ -80,7 +80,7 @@ def _literal(text: str) -> str:
     return text
 
 
-Literal = Annotated[str, Kind(_literal, "a text: only files are read from standard input", "TEXT")]
+LiteralText = Annotated[str, Kind(_literal, "a text: only files are read from standard input", "TEXT")]
 Positive = Annotated[int, POSITIVE]
 Number = Annotated[float, NUMBER]
 Above0 = Annotated[float, ABOVE_0]
@@ -136,6 +136,12 @@ class Command:
             if name in given and named[other] not in (None, *values):
                 expected = f"{self._shown(other)} {', '.join(values)}"
                 raise CommandError(f"{self._shown(name)} is for {expected}, not for {named[other]}")
+
+    def refuse(self, names: str, why: str) -> None:
+        """Check that none of these options is given."""
+        usual = {each.name: each.default for each in dataclasses.fields(self)}
+        if given := next((name for name in names.split() if getattr(self, name) != usual[name]), None):
+            raise CommandError(f"{self._shown(given)} is given, {why}")
 
     def run(self) -> int | None:
         """Do what the command is for; the exit code, 0 for None."""

@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bertcore.arguments import printable
-from bertcore.cli.inputs import PairsCommand, Reading, TextsCommand, Truncation, input_stream, model_folder
-from bertcore.cli.options import CommandError, File, Literal, Positive, Seed
-from bertcore.cli.outputs import Output, aligned, output_stream
+from bertcore.cli.inputs import (
+    Output,
+    PairsCommand,
+    Reading,
+    TextsCommand,
+    Truncation,
+    aligned,
+    input_stream,
+    model_folder,
+    output_stream,
+)
+from bertcore.cli.options import CommandError, File, LiteralText, Positive, Seed
 
 ENTITY_TASKS = {
     "EntityClassification": "entity-classification",
@@ -104,7 +113,7 @@ class Answer(Pipeline):
 
     positions = ("model", "question", "file")
 
-    question: Literal
+    question: LiteralText
     top_k: Positive = 1
     max_answer_len: Positive | None = None
     no_answer: bool = False
@@ -201,9 +210,8 @@ class Classify(PairsCommand, Pipeline):
             return
         task = entity_task(folders[0])
         if task in ("entity-classification", "relation-extraction"):
-            if self.pairs or self.text_pair or self.ensemble or self.calibration is not None or self.merge:
-                wrong = "--pairs, --text-pair, --ensemble, --calibration or --merge is given"
-                raise CommandError(f"{wrong}, expected JSON lines with text and spans alone: {self.model} is of {task}")
+            why = f"expected JSON lines with text and spans alone: {self.model} is of {task}"
+            self.refuse("pairs text_pair ensemble calibration merge", why)
             self.answer(task, _classes, read=records, **self.given("top_k"))
             return
         if self.ensemble:
@@ -214,17 +222,8 @@ class Classify(PairsCommand, Pipeline):
 
     def _classify_by_static(self, folder: Path) -> None:
         """Classify by static embeddings with a head, as Model2Vec saves them."""
-        if (
-            self.pairs
-            or self.text_pair
-            or self.ensemble
-            or self.calibration is not None
-            or self.dtype
-            or self.max_length
-            or self.stride
-        ):
-            wrong = "--pairs, --text-pair, --ensemble, --calibration, --dtype, --max-length or --stride is given"
-            raise CommandError(f"{wrong}, which {self.model}, static embeddings with a head, has no use for")
+        why = f"which {self.model}, static embeddings with a head, has no use for"
+        self.refuse("pairs text_pair ensemble calibration dtype max_length stride", why)
         from bertcore.tasks.static import StaticModelPipeline
 
         options = self.reading_options() | ({} if self.merge is None else {"merge": self.merge})
@@ -393,8 +392,7 @@ class Tag(Pipeline):
         if entity_task(model_folder(self.model)) != "span-ner":
             self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
             return
-        if self.aggregation != "simple":
-            raise CommandError(f"--aggregation is given, and {self.model} classifies spans, which it is not for")
+        self.refuse("aggregation", f"and {self.model} classifies spans, which it is not for")
         read = {"read": records} if (self.file or "").endswith(".jsonl") else {}
         self.answer("span-ner", _entities, **self.given(), **read)
 

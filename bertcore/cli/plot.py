@@ -10,9 +10,16 @@ import bertcore
 from bertcore import AutoTokenizer
 from bertcore.arguments import printable
 from bertcore.checkpoint import naming_config, read_config
-from bertcore.cli.inputs import TextsCommand, check_one_source, model_folder, some_texts
+from bertcore.cli.inputs import (
+    TextsCommand,
+    check_matplotlib,
+    check_one_source,
+    check_picture,
+    model_folder,
+    some_texts,
+    write_picture,
+)
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
-from bertcore.cli.outputs import check_matplotlib, check_picture, write_picture
 from bertcore.models.architectures import class_for
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.sentence_encoder import SentenceEncoder

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bertcore.cli import compare, main
+from bertcore.cli import info, main
 from bertcore.cli.doctor import cpu_model
 from bertcore.kernels import get_num_threads
 from bertcore.kernels._numba import LEVEL
@@ -40,7 +40,7 @@ def test_all_presets_are_the_default(capsys):
 
 def test_csv_and_json_hold_numbers_in_units_of_one(capsys, encoder_folder):
     (line, folder) = csv.DictReader(io.StringIO(shown(capsys, "mini-bert", encoder_folder, "--csv", "--length", "32")))
-    assert list(line) == [*compare.COLUMNS, "mnli_m_source", "glue_dev_source"]
+    assert list(line) == [*info.COLUMNS, "mnli_m_source", "glue_dev_source"]
     assert (line["parameters"], line["mnli_m"], line["glue_dev"]) == ("2957568", "", "")
     assert int(line["flops_per_token"]) == 2 * 1_327_104 + 3 * 4 * 32 * 192
     assert (folder["name"], folder["year"], folder["use"]) == (str(encoder_folder), "", "")

@@ -11,8 +11,8 @@ import pytest
 from cuda import pathfinder
 
 from bertcore import AutoModelForSequenceClassification, __version__, kernels, use_backend
-from bertcore.cli import demo, doctor, main
-from bertcore.cli.demo import process_age
+from bertcore.cli import doctor, main
+from bertcore.cli.doctor import process_age
 from bertcore.demo_model import DemoModelError
 from bertcore.kernels import _numba
 from bertcore.kernels.dispatch import IMPLEMENTATIONS
@@ -127,8 +127,8 @@ def test_gpu_without_cupy(monkeypatch, tmp_path):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """The throughput is measured on a few texts, once."""
-    monkeypatch.setattr(demo, "BENCHMARK_TEXTS", 6)
-    monkeypatch.setattr(demo, "BENCHMARK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "BENCHMARK_TEXTS", 6)
+    monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("backend", [pytest.param("numpy", marks=pytest.mark.slow), "numba"])
@@ -149,7 +149,7 @@ def test_demo(demo_folder, backend, capsys):  # noqa: F811
 
 def test_the_download_is_not_counted(demo_folder, monkeypatch, capsys):  # noqa: F811
     monkeypatch.setattr("bertcore.demo_model.demo_model_folder", lambda: time.sleep(0.3) or demo_folder)
-    monkeypatch.setattr(demo, "process_age", lambda: 99.0)
+    monkeypatch.setattr(doctor, "process_age", lambda: 99.0)
     assert main(["demo", "--backend", "numpy"]) == 0
     assert 60 < float(re.search(r"first embedding +([\d.]+) s", capsys.readouterr().out)[1]) <= 98.7
 
@@ -165,7 +165,7 @@ def test_without_the_model(monkeypatch, capsys):
 
 def test_process_age_counts_from_the_start():
     start = time.perf_counter()
-    code = "import time; time.sleep(0.5); from bertcore.cli.demo import process_age; print(process_age())"
+    code = "import time; time.sleep(0.5); from bertcore.cli.doctor import process_age; print(process_age())"
     age = float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60).stdout)
     if sys.platform == "linux":
         assert 0.48 < age < time.perf_counter() - start + 0.05

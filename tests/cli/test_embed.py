@@ -16,7 +16,7 @@ import pytest
 
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
-from bertcore.cli.outputs import write_npy
+from bertcore.cli.inputs import write_npy
 from bertcore.tasks.texts import read_lines
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder, write_json
 
