@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from bertcore.arguments import Described, check_count, warn_caller
+from bertcore.arguments import Described, check_count
 from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainerControl, TrainerState, TrainingArguments
@@ -70,15 +70,19 @@ class EarlyStoppingCallback(TrainerCallback):
             raise ValueError(f"early_stopping_threshold is {early_stopping_threshold!r}, expected at least 0")
         self.patience, self.threshold = early_stopping_patience, early_stopping_threshold
         self.best: float | None = None
-        self.failures = 0
+        self.failures, self._is_running = 0, False
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        self._is_running = True
         if state.global_step == 0:
             self.best, self.failures = None, 0
 
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        self._is_running = False
+
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        if args.best_metric not in event["metrics"]:
-            warn_caller(f"early stopping ignores an evaluation without {args.best_metric}")
+        """Compare with the best so far. Raises ValueError without the metric; outside a run nothing counts."""
+        if not self._is_running:
             return
         value = args.deciding_value(event["metrics"])
         if args.gain(value, self.best) > self.threshold:
@@ -124,11 +128,12 @@ class Callbacks:
 
     def call(self, event: str, *now: Any, **details: Any) -> None:
         """Call the method `event` of each callback; if on_train_begin raises, end the run for the earlier ones."""
+        details = self.details | details
         with ExitStack() as ended_on_failure:
             for callback in self.all:
-                getattr(callback, event)(*now, **self.details, **details)
+                getattr(callback, event)(*now, **details)
                 if event == "on_train_begin":
-                    ended_on_failure.callback(callback.on_train_end, *now, **self.details, **details)
+                    ended_on_failure.callback(callback.on_train_end, *now, **details)
             ended_on_failure.pop_all()
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,9 +269,11 @@ class Report(TrainerCallback):
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         logs = dict(event["logs"])
         writer = self._writer or self.opened(args)
-        self.write(writer, logs, logs.pop("step"))
-        if self._writer is None:
-            self.close(writer)
+        try:
+            self.write(writer, logs, logs.pop("step"))
+        finally:
+            if self._writer is None:
+                self.close(writer)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         self.close(self._writer)

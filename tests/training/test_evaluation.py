@@ -130,6 +130,15 @@ def test_early_stopping(tmp_path, greater, values, steps):
     assert trainer.state.global_step == steps
 
 
+def test_early_stopping_needs_its_metric_within_a_run_alone(tmp_path):
+    callback = EarlyStoppingCallback()
+    trainer = class_trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=1, metric_for_best_model="score")
+    trainer.evaluate()
+    refuses(ValueError, "metric_for_best_model is eval_score, which the evaluation lacks", trainer.train)
+    trainer.evaluate()
+    assert callback.failures == 0 and trainer.callbacks.details["optimizer"] is None
+
+
 def test_metrics_of_labels_that_the_objective_names(tmp_path):
     seen = []
     rows = [{**row, "next_sentence_label": row["label"]} for row in LABELLED[:9]]

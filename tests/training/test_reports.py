@@ -177,6 +177,10 @@ def test_reports_by_other_packages(tmp_path, monkeypatch, report):
     trainer.evaluate()
     assert run.lines == trainer.state.log_history and run.is_over and run.started == [None, "the first"]
     assert run.settings["learning_rate"] == 5e-5 and run.settings["output_dir"] == str(tmp_path)
+    run.lines = None  # writing fails
+    with pytest.raises(AttributeError):
+        trainer.evaluate()
+    assert run.is_over
     every = callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))
     assert not any(isinstance(each, callbacks.WeightsAndBiases | callbacks.MLflow) for each in every)
 

@@ -69,7 +69,6 @@ def noted(make, peer, folder, stop, **settings):
     return seen, trainer, done
 
 
-@pytest.mark.filterwarnings("ignore:early stopping ignores")
 @pytest.mark.parametrize("stop, settings", [
     (None, STEPS | {"num_train_epochs": 2}),
     (None, EPOCHS | {"max_steps": 7, "load_best_model_at_end": True}),
