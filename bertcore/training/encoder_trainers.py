@@ -303,10 +303,10 @@ class SentenceTransformerTrainer(Trainer):
         start = f"{prefix}_"
         return {name if name.startswith(start) else start + name: value for name, value in found.items()}
 
-    def _save(self, folder: Path) -> None:
+    def write_into(self, folder: Path) -> None:
         self.model.save_pretrained(folder)
 
-    def _load(self, folder: Path) -> None:
+    def read_from(self, folder: Path) -> None:
         self.model.load_weights(folder)
 
 

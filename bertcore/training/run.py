@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +16,11 @@ import numpy as np
 from bertcore import kernels
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
 from bertcore.passes import mixed_seed
-from bertcore.training.arguments import SETTINGS, TrainerControl, TrainerState, TrainingArguments
-from bertcore.training.callbacks import Callbacks
-from bertcore.training.checkpoints import (
-    checkpoint_folder,
-    fingerprint_beyond_checkpoints,
-    fingerprint_of,
-    load_run,
-    remove_beyond,
-    save_run,
-    write_checkpoint,
-)
-from bertcore.training.collators import NumberedCollator
+from bertcore.training import checkpoints, safeguards
+from bertcore.training.arguments import SETTINGS, TrainerControl, TrainerState
 from bertcore.training.data import Batches
-from bertcore.training.objectives.objective import Objective
 from bertcore.training.optimizers import Optimizer, StepInBackward, clip_factor, grad_norm
-from bertcore.training.processes import Processes
-from bertcore.training.safeguards import (
-    LossScale,
-    PendingSteps,
-    StepResult,
-    TrainingDiverged,
-    non_finite,
-    save_failed_step,
-)
+from bertcore.training.safeguards import LossScale, PendingSteps, StepResult, TrainingDiverged
 from bertcore.training.schedules import Schedule
 
 Batch = Mapping[str, Any]
@@ -49,7 +32,6 @@ def rates(seconds: float, **counts: float) -> dict[str, float]:
     return {f"{name}_per_second": count / seconds for name, count in counts.items()} if seconds > 0 else {}
 
 
-@dataclass(eq=False)
 class Run:
     """The steps of a run, from its beginning or from a checkpoint.
 
@@ -57,34 +39,20 @@ class Run:
     nothing; if no batch has labels, the step is left out. All randomness (dropout, masking, order of the examples)
     depends only on the seeds and the position in the data, so a resumed run ends with the bits of an uninterrupted one.
 
-    Attributes:
-        model, args, objective, callbacks, processes: the trainer's.
+    Args:
+        trainer: the `Trainer`, whose model, arguments, objective and callbacks the run has.
         optimizer, schedule: update the parameters and the learning rate.
         batches: the dataset's batches.
-        collate: makes a batch from examples and the batch's number.
         length: the number of steps; None if only time ends the run.
-        save, load: write the model into a folder, and load its weights from one.
-        evaluate: logs the metrics of the evaluation, calls `on_evaluate` and returns them.
     """
 
-    model: Any
-    args: TrainingArguments
-    objective: Objective
-    optimizer: Optimizer
-    schedule: Schedule
-    batches: Batches
-    collate: NumberedCollator
-    length: int | None
-    callbacks: Callbacks
-    processes: Processes
-    save: Callable[[Path], None]
-    load: Callable[[Path], None]
-    evaluate: Callable[[], Mapping[str, float]]
-
-    def __post_init__(self) -> None:
-        args = self.args
+    def __init__(self, trainer: Any, optimizer: Optimizer, schedule: Schedule, batches: Batches, length: int | None):
+        self.trainer, self.optimizer, self.schedule = trainer, optimizer, schedule
+        self.batches, self.length = batches, length
+        self.model, self.objective, self.processes = trainer.network, trainer.objective, trainer.processes
+        self.args, self.collate = (args := trainer.args), trainer.numbered_collator()
         self.state = TrainerState(
-            max_steps=self.length,
+            max_steps=length,
             num_train_epochs=self._epochs(),
             logging_steps=args.logging_steps,
             eval_steps=args.steps_between_evaluations,
@@ -94,11 +62,10 @@ class Run:
             num_processes=self.processes.count,
             data=self.batches.fingerprint(),
             masking=self.collate.masking,
-            frozen=fingerprint_beyond_checkpoints(self.model),
-            teacher=fingerprint_of(self.objective.teacher),
+            frozen=checkpoints.fingerprint_beyond_checkpoints(self.model),
+            teacher=checkpoints.fingerprint_of(self.objective.teacher),
         )
         self.control = TrainerControl()
-        self.callbacks.details |= {"optimizer": self.optimizer, "lr_scheduler": self.schedule}
         self._saved_at = -1
         self._pending, self._is_finite = PendingSteps(), True
         self._loss_scale = LossScale() if self.args.fp16 else None
@@ -106,14 +73,14 @@ class Run:
     def resume(self, folder: Path) -> None:
         """Continue from a checkpoint."""
         now = {name: getattr(self.state, name) for name in SETTINGS}
-        parts, beside = (self.load, self.optimizer, self.schedule), self.objective.parameters(self.model)
-        self.state = load_run(folder, *parts, self.args, self.state, beside=beside)
+        parts, beside = (self.trainer.read_from, self.optimizer, self.schedule), self.objective.parameters(self.model)
+        self.state = checkpoints.load_run(folder, *parts, self.args, self.state, beside=beside)
         for name, value in now.items():
             setattr(self.state, name, value)
         best = self.state.best_model_checkpoint
         if best is not None:  # beside the checkpoint to resume from, wherever they were moved to
             self.state.best_model_checkpoint = str(folder.parent / Path(best).name)
-        self.callbacks.load_state_dict(self.state.callbacks)
+        self.trainer.callbacks.load_state_dict(self.state.callbacks)
         self.control.should_epoch_stop = self.state.is_epoch_stopped
         if self._loss_scale is not None:
             self._loss_scale.load_state_dict(self.state.loss_scale)
@@ -150,7 +117,7 @@ class Run:
             if self.args.optim_in_backward:
                 raise ValueError(f"optim_in_backward is True, expected False for {self.processes.count} processes")
             self.processes.check_same("the number of examples", self.batches.num_examples)
-            self.processes.check_same("the model", fingerprint_of(self.model))
+            self.processes.check_same("the model", checkpoints.fingerprint_of(self.model))
 
     def _is_to_end(self, ending: list[int]) -> bool:
         """Return whether a callback or a signal in any process ends the run; copy the signal to all."""
@@ -247,7 +214,8 @@ class Run:
         else:
             self.schedule.move_to(state.seconds)
         state.num_input_tokens_seen += sum(self.processes.gathered(sum(_tokens(batch) for _, batch in part)))
-        state.epoch = self._epoch_reached()
+        whole = operator.length_hint(self.batches)
+        state.epoch = state.epochs_done + (state.batches_of_epoch / whole if whole else 0.0)
         state.unlogged_steps += 1
 
     def _step_in_backward(self, numbered: tuple[int, Batch]) -> tuple[Any, Any]:
@@ -311,30 +279,20 @@ class Run:
     def _fail(self, made: StepResult) -> None:
         folder = Path(self.args.output_dir) / f"diverged-{made.step}"
         facts = {"step": made.step, "loss": str(made.loss), "grad_norm": str(made.norm)}
-        facts["learning_rate"] = self.optimizer.lr
+        facts["learning_rate"], again = self.optimizer.lr, self._gradients(made.part)[1]  # from the same weights
         parts = self.processes.gathered(made.part)
         batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
-        facts["non_finite_gradients"] = non_finite(self._gradients(made.part)[1])  # again, from the same weights
-        self.processes.from_first(lambda: save_failed_step(folder, self.model, batches, facts))
+        facts["non_finite_gradients"] = safeguards.non_finite(again)
+        self.processes.from_first(lambda: safeguards.save_failed_step(folder, self.model, batches, facts))
         raise TrainingDiverged(
             f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; {folder} holds the "
             f"step's batches and the model {'partly after' if self.args.optim_in_backward else 'before'} the step",
             folder,
         )
 
-    def _epoch_reached(self) -> float:
-        whole = self._batches_of_epoch()
-        return self.state.epochs_done + (self.state.batches_of_epoch / whole if whole else 0.0)
-
-    def _batches_of_epoch(self) -> int | None:
-        try:
-            return len(self.batches)
-        except TypeError:
-            return None
-
     def _epochs(self) -> int | None:
         """Return the number of epochs that the run begins, if it is known."""
-        whole, taken = self._batches_of_epoch(), self.args.gradient_accumulation_steps * self.processes.count
+        whole, taken = operator.length_hint(self.batches), self.args.gradient_accumulation_steps * self.processes.count
         return -(-self.length // -(-whole // taken)) if whole and self.length else None
 
     # --- after a step, and after an epoch ---------------------------------------------------------------
@@ -381,7 +339,7 @@ class Run:
             "train_loss": state.total_loss / max(1, state.global_step),
             "epoch": state.epoch,
         }
-        self.log(metrics)
+        self.trainer.log(metrics)
         return {**metrics, "train_steps": steps, "train_tokens": state.num_input_tokens_seen}
 
     def _log(self) -> None:
@@ -390,7 +348,6 @@ class Run:
             "loss": state.unlogged_loss / max(1, state.unlogged_steps),
             "grad_norm": state.grad_norm,
             "learning_rate": self.optimizer.lr,
-            "epoch": state.epoch,
             "seconds": state.seconds,
             "tokens": state.num_input_tokens_seen,
         }
@@ -398,17 +355,12 @@ class Run:
             scaled = self._loss_scale.state_dict()
             logs |= {"loss_scale": scaled["scale"], "skipped_steps": scaled["skipped_steps"]}
         state.unlogged_loss, state.unlogged_steps = 0.0, 0
-        self.log(logs)
-
-    def log(self, logs: Mapping[str, float]) -> None:
-        """Add a line to the log."""
-        line = {**logs, "step": self.state.global_step}
-        self.state.log_history.append(line)
-        self._call("on_log", logs=line)
+        self.trainer.log(logs)
+        self._join()
 
     def _evaluate(self, *, at_start: bool = False) -> None:
         self.model.eval()
-        metrics = self.evaluate()
+        metrics = self.trainer.evaluated_together()
         self._join()
         self._note_best(metrics)
         if self.schedule.metrics is not None and not at_start:
@@ -423,25 +375,25 @@ class Run:
         if args.gain(value, state.best_metric) > 0:
             state.best_metric, state.best_global_step = value, state.global_step
             if self.control.should_save:
-                state.best_model_checkpoint = str(checkpoint_folder(args.output_dir, state.global_step))
+                state.best_model_checkpoint = str(checkpoints.checkpoint_folder(args.output_dir, state.global_step))
 
     def _save(self) -> None:
         state, args = self.state, self.args
         if self._saved_at == state.global_step:
             return
-        folder = checkpoint_folder(args.output_dir, state.global_step)
-        state.callbacks = self.callbacks.state_dict()
+        folder = checkpoints.checkpoint_folder(args.output_dir, state.global_step)
+        state.callbacks = self.trainer.callbacks.state_dict()
         state.loss_scale = self._loss_scale and self._loss_scale.state_dict()
-        parts = self.save, self.optimizer, self.schedule, state, args
-        beside = self.objective.parameters(self.model)
-        self.processes.from_first(lambda: write_checkpoint(folder, lambda new: save_run(new, *parts, beside=beside)))
+        parts = self.trainer.write_into, self.optimizer, self.schedule, state, args
+        fill = functools.partial(checkpoints.save_run, beside=self.objective.parameters(self.model))
+        self.processes.from_first(lambda: checkpoints.write_checkpoint(folder, lambda new: fill(new, *parts)))
         self._saved_at = state.global_step
         kept = tuple(filter(None, (folder, state.best_model_checkpoint)))
-        self.processes.from_first(lambda: remove_beyond(args.output_dir, args.save_total_limit, kept))
+        self.processes.from_first(lambda: checkpoints.remove_beyond(args.output_dir, args.save_total_limit, kept))
         self._call("on_save", folder=folder)
 
     def _call(self, event: str, **details: Any) -> None:
-        self.callbacks.call(event, self.args, self.state, self.control, **details)
+        self.trainer.callbacks.call(event, self.args, self.state, self.control, **details)
         self._join()
 
     def _join(self) -> None:

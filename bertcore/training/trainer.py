@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -159,11 +160,16 @@ class Trainer:
         self.state, self.control = run.state, run.control
         if self.args.gradient_checkpointing:
             self.network.gradient_checkpointing_enable()
-        with held_back() as ending:
-            metrics = run.train(ending)
+        details = self.callbacks.details
+        self.callbacks.details = details | {"optimizer": run.optimizer, "lr_scheduler": run.schedule}
+        try:
+            with held_back() as ending:
+                metrics = run.train(ending)
+        finally:
+            self.callbacks.details = details  # the moments do not outlive the run
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             best = Path(self.state.best_model_checkpoint)
-            self._load(best)
+            self.read_from(best)
             load_beside(best, self.objective.parameters(self.network))
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
@@ -199,7 +205,7 @@ class Trainer:
         Of several processes the first writes; the others do not wait for it.
         """
         if self.processes.is_first:
-            self._save(Path(self.args.output_dir if output_dir is None else output_dir))
+            self.write_into(Path(self.args.output_dir if output_dir is None else output_dir))
 
     def save_state(self) -> None:
         """Write `state`, with all of its log, to trainer_state.json in `output_dir`."""
@@ -258,14 +264,14 @@ class Trainer:
 
     # --- the parts of a run ---------------------------------------------------------------------------
 
-    def _save(self, folder: Path) -> None:
+    def write_into(self, folder: Path) -> None:
         """Write the model and the tokenizer."""
         self.network.save_pretrained(folder)
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 
-    def _load(self, folder: Path) -> None:
-        """Load the weights that `_save` wrote."""
+    def read_from(self, folder: Path) -> None:
+        """Load the weights that `write_into` wrote."""
         self.network.load_weights(folder)
 
     def _batches(self, **options: Any) -> Batches:
@@ -317,21 +323,7 @@ class Trainer:
             eps=args.adam_epsilon,
             weight_decay=args.weight_decay,
         )
-        return Run(
-            self.network,
-            args,
-            self.objective,
-            optimizer,
-            self.schedule or self._made_schedule(optimizer, length),
-            batches,
-            self._numbered_collator(),
-            length,
-            self.callbacks,
-            self.processes,
-            self._save,
-            self._load,
-            self._evaluated_together,
-        )
+        return Run(self, optimizer, self.schedule or self._made_schedule(optimizer, length), batches, length)
 
     def _made_schedule(self, optimizer: Optimizer, length: int | None) -> Schedule:
         args = self.args
@@ -347,17 +339,15 @@ class Trainer:
             return self.args.max_steps
         if self.args.max_seconds is not None:
             return None
-        try:
-            count = len(batches)
-        except TypeError as error:
+        if (count := operator.length_hint(batches, -1)) < 0:
             raise ValueError(
                 "max_steps or max_seconds is needed: train_dataset has no length, or max_tokens_per_batch is set, so "
                 "that the number of steps is not known"
-            ) from error
+            )
         steps = -(-count // (self.args.gradient_accumulation_steps * self.processes.count))
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
-    def _numbered_collator(self) -> NumberedCollator:
+    def numbered_collator(self) -> NumberedCollator:
         """Return the collator; bertcore's own do not see columns that neither model nor objective takes."""
         is_ours = self.args.remove_unused_columns and isinstance(self.data_collator, DataCollatorWithPadding)
         columns = {*self.network.arguments, *self.objective.targets, *LABELS, *LEFT_OUT} if is_ours else None
@@ -371,7 +361,7 @@ class Trainer:
         self.callbacks.call("on_evaluate", self.args, self.state, self.control, metrics=metrics)
         return metrics
 
-    def _evaluated_together(self) -> dict[str, float]:
+    def evaluated_together(self) -> dict[str, float]:
         """Evaluate in the first process, and report in all."""
         metrics = self.processes.from_first(self.evaluate)
         return metrics if self.processes.is_first else self._reported(metrics)
@@ -379,7 +369,7 @@ class Trainer:
     def _evaluated(self, dataset: Any, prefix: str, *, keep: bool) -> tuple[dict[str, float], EvalPrediction | None]:
         started, was_training = time.monotonic(), self.network.training
         batches = Batches(dataset, batch_size=self.args.per_device_eval_batch_size, shuffle=False)
-        collate = self._numbered_collator()
+        collate = self.numbered_collator()
         collated = (collate(examples, number) for number, examples in enumerate(batches.epoch(0)))
         self.network.eval()
         try:
