@@ -320,7 +320,7 @@ def _spooled(stream: BinaryIO, needed: bool) -> Iterator[BinaryIO]:
 
 def write_npy(stream: BinaryIO, rows: "Iterable[np.ndarray]", width: int) -> None:
     """Write float32 rows (width,) as one (rows, width) array in NumPy's format."""
-    from bertcore.checkpoint.npy_file import NpyStream
+    from bertcore.checkpoint.files import NpyStream
 
     made = NpyStream(stream, "<f4", (width,))
     for row in rows:

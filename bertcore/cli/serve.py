@@ -13,7 +13,7 @@ import click
 
 from bertcore.cli.inputs import Dtype
 from bertcore.cli.options import Command, CommandError, File, Kind, Positive, between, settings_options
-from bertcore.serving.settings import ServerSettings
+from bertcore.serving.requests import ServerSettings
 
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
 # request is sent on a connection that is being closed, and its client gets 502.

@@ -7,7 +7,7 @@ import numpy as np
 
 from bertcore.checkpoint.files import naming, sync, temporary_beside
 from bertcore.formats.gguf_file import BLOCK, quantized, write_gguf
-from bertcore.formats.gguf_names import (
+from bertcore.formats.gguf_model import (
     ARCHITECTURES,
     POOLINGS,
     RANK,

@@ -7,7 +7,7 @@ Needs the extra `serve` (starlette, uvicorn, orjson, prometheus_client).
 
 from typing import TYPE_CHECKING, Any
 
-from bertcore.serving.settings import ServerSettings
+from bertcore.serving.requests import ServerSettings
 
 if TYPE_CHECKING:
     from bertcore.serving.app import create_app

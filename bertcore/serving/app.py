@@ -20,13 +20,12 @@ from starlette.routing import Route
 
 from bertcore.checkpoint import copied, resolve
 from bertcore.demo_model import demo_model_folder
-from bertcore.serving import embeddings, information, page, schema, scores, words
+from bertcore.serving import embeddings, information, page
 from bertcore.serving import requests as rq
 from bertcore.serving.batcher import NICER, Lanes
-from bertcore.serving.guard import HANDLERS, Guard, disconnected, json_response, long_json_response
+from bertcore.serving.guard import HANDLERS, Guard, Metrics, disconnected, json_response, long_json_response
 from bertcore.serving.models import Models, ServedModel
-from bertcore.serving.page import Metrics
-from bertcore.serving.settings import BODY, ServerSettings
+from bertcore.serving.requests import BODY, ServerSettings
 from bertcore.system import step_back
 
 # Limits of a body: parsing a million of either blocks the event loop for 0.2 s, and lists take 70 MB.
@@ -35,20 +34,20 @@ MOST = {"lists and objects": (b"[{", 1 << 16), "values": (b",", 300_000)}
 # POST, with an object as body. "/" is added for the first model's kind.
 ENDPOINTS: dict[str, rq.Endpoint] = {
     "/embed": embeddings.embed,
-    "/similarity": scores.similarity,
+    "/similarity": embeddings.similarity,
     "/v1/embeddings": embeddings.openai_embeddings,
     "/embeddings": embeddings.openai_embeddings,
     "/embed_all": embeddings.embed_all,
     "/embed_sparse": embeddings.embed_sparse,
-    "/rerank": scores.rerank,
-    "/v1/rerank": scores.jina_rerank,
-    "/v2/rerank": scores.cohere_rerank,
-    "/predict": scores.predict,
-    "/token_classification": words.token_classification,
-    "/predict_entities": words.predict_entities,
-    "/fill_mask": words.fill_mask,
-    "/entity_classification": words.entity_classification,
-    "/attention": words.attention,
+    "/rerank": embeddings.rerank,
+    "/v1/rerank": embeddings.jina_rerank,
+    "/v2/rerank": embeddings.cohere_rerank,
+    "/predict": embeddings.predict,
+    "/token_classification": information.token_classification,
+    "/predict_entities": information.predict_entities,
+    "/fill_mask": information.fill_mask,
+    "/entity_classification": information.entity_classification,
+    "/attention": information.attention,
     "/tokenize": information.tokenize,
     "/decode": information.decode,
 }
@@ -56,13 +55,13 @@ ROOTS: dict[str, rq.Endpoint] = {
     "embedding": embeddings.embed,
     "late-interaction": embeddings.embed_all,
     "sparse": embeddings.embed_sparse,
-    "classifier": scores.predict,
-    "reranker": scores.rerank,
-    "token-classification": words.token_classification,
-    "zero-shot-ner": words.predict_entities,
-    "fill-mask": words.fill_mask,
-    "entity-classification": words.entity_classification,
-    "relation-extraction": words.entity_classification,
+    "classifier": embeddings.predict,
+    "reranker": embeddings.rerank,
+    "token-classification": information.token_classification,
+    "zero-shot-ner": information.predict_entities,
+    "fill-mask": information.fill_mask,
+    "entity-classification": information.entity_classification,
+    "relation-extraction": information.entity_classification,
 }
 # GET: the body is made of the query's fields and the path's named parts, all strings.
 LISTS: dict[str, rq.Endpoint] = {
@@ -91,7 +90,7 @@ def create_app(
     loaded = Models([_load(name, dtype) for name in models])
     metrics = Metrics(lambda: sum(model.waiting_tokens for model in loaded.all))
     endpoints = ENDPOINTS | {"/": ROOTS[information.task_of(loaded.all[0])]}
-    api = json_response(document := schema.openapi(endpoints, LISTS, settings))
+    api = json_response(document := page.openapi(endpoints, LISTS, settings))
     docs, files = page.docs_page(document), page.files()
     pages: dict[str, Callable[[], Response]] = {  # GET, without a key
         **{path: partial(dict.__getitem__, files, path) for path in files},
@@ -99,7 +98,7 @@ def create_app(
         "/openapi.json": lambda: api,
         "/health": Response,  # 200, as text-embeddings-inference
         "/ping": Response,
-        "/metrics": lambda: page.counters(metrics),
+        "/metrics": metrics.response,
     }
     answers = endpoints | LISTS
     routes = []

@@ -6,19 +6,18 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import orjson
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from bertcore.serving.page import Metrics
-from bertcore.serving.requests import MemoryBudget, RequestError, failed, forbidden, overloaded, stopped
-from bertcore.serving.settings import ServerSettings
+from bertcore.serving.requests import MemoryBudget, RequestError, ServerSettings, failed, forbidden, overloaded, stopped
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 PART = 1 << 16  # bytes of an answer that are encoded and sent at once
@@ -26,8 +25,35 @@ LINGER = 2.0  # seconds for a client to finish sending a body that is not read
 OPENAI_PATHS = ("/v1/", "/v2/", "/embeddings")
 HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/@?#]+))(?::\d*)?")  # a name or an address, and a port
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+TOKENS = tuple(1 << power for power in range(3, 17))
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("bertcore.access")
+
+
+class Metrics:
+    """The counters of one server, in a registry of its own."""
+
+    def __init__(self, waiting_tokens: Callable[[], float]):
+        self._registry = CollectorRegistry()
+        place = {"registry": self._registry}
+        self._requests = Counter("bertcore_requests", "Requests by path and status", ["path", "status"], **place)
+        self._seconds = Histogram("bertcore_request_seconds", "Time of a request", ["path"], buckets=SECONDS, **place)
+        self._batch_tokens = Histogram("bertcore_batch_tokens", "Tokens of a batch", buckets=TOKENS, **place)
+        self._batch_rows = Histogram("bertcore_batch_rows", "Texts of a batch", buckets=TOKENS[:8], **place)
+        waiting = Gauge("bertcore_waiting_tokens", "Tokens that wait to be computed", **place)
+        waiting.set_function(waiting_tokens)
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def batch(self, rows: int, tokens: int) -> None:
+        self._batch_rows.observe(rows)
+        self._batch_tokens.observe(tokens)
+
+    def response(self) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_LATEST)
 
 
 class Guard:

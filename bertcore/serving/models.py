@@ -15,8 +15,16 @@ from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
-from bertcore.serving.requests import RequestError, hold, no_model, too_large, too_long, unknown_token, unsupported
-from bertcore.serving.settings import ServerSettings
+from bertcore.serving.requests import (
+    RequestError,
+    ServerSettings,
+    hold,
+    no_model,
+    too_large,
+    too_long,
+    unknown_token,
+    unsupported,
+)
 from bertcore.tasks.folder import read_modules
 from bertcore.tasks.gliner import is_gliner
 from bertcore.tasks.loading import ENCODERS, kind_of

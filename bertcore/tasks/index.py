@@ -18,15 +18,16 @@ import numpy as np
 from bertcore.arguments import as_float32, check_count, check_numbers
 from bertcore.checkpoint.files import (
     CheckpointError,
+    NpyStream,
     digest_of,
     listed,
     locked,
     made_folder,
+    map_npy,
     naming,
     read_json_object,
     replacing,
 )
-from bertcore.checkpoint.npy_file import NpyStream, map_npy
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.index_rows import ROWS, row_blocks

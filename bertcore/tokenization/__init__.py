@@ -1,7 +1,7 @@
 """Text to token ids and back, over the `tokenizers` library, which is imported when the first tokenizer is loaded."""
 
 from .auto import AutoTokenizer
-from .batch import BatchEncoding
+from .inputs import BatchEncoding
 from .luke import LukeTokenizer
 from .tokenizer import Tokenizer
 from .training import train_tokenizer

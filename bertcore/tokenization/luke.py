@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bertcore.arguments import check_count, warn_caller
 from bertcore.checkpoint.files import CheckpointError, read_json_object
 
-from .batch import BatchEncoding
-from .inputs import CallOptions, Padding, Texts, Truncation, read_texts
+from .inputs import BatchEncoding, CallOptions, Padding, Texts, Truncation, read_texts
 from .settings import TokenizerSettings, WrongSetting
 from .tokenizer import Tokenizer
 

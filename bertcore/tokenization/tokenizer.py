@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING, Any
 from bertcore.arguments import naming_nearest
 from bertcore.checkpoint.files import made_folder, replace_files
 
-from .batch import BatchEncoding, as_array, as_arrays, as_columns, pad_columns
 from .families import FAMILIES, GENERIC
-from .inputs import CallOptions, Padding, Texts, Truncation, read_padding, read_texts, read_truncation
+from .inputs import (
+    BatchEncoding,
+    CallOptions,
+    Padding,
+    Texts,
+    Truncation,
+    as_array,
+    as_arrays,
+    as_columns,
+    pad_columns,
+    read_padding,
+    read_texts,
+    read_truncation,
+)
 from .settings import GENERIC_CLASSES, TOKENIZER_CONFIG_NAME, TOKENIZER_JSON, TokenizerSettings
 from .vocabulary import Vocabulary
 

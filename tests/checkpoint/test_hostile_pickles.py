@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore.checkpoint.pickle_file import PickleFile
+from bertcore.checkpoint.pickle_file import KNOWN_NAMES, PickleFile
 from bertcore.checkpoint.pickle_machine import Refused, read_pickle
-from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
 from tests.checkpoint import pickle_files as build
 from tests.checkpoint.pickle_files import FORMATS, SOUND, VALUES, refused
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from bertcore.checkpoint import CheckpointError, open_checkpoint
-from bertcore.checkpoint.pickle_file import PickleFile
+from bertcore.checkpoint.pickle_file import KNOWN_NAMES, PickleFile
 from bertcore.checkpoint.pickle_machine import read_pickle
-from bertcore.checkpoint.pickle_tensors import KNOWN_NAMES
 from tests.checkpoint import pickle_files as build
 from tests.checkpoint.files import write_tensors
 from tests.refusals import refuses

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from bertcore import AutoModel, AutoTokenizer, GLiNER, GLiNER2, SentenceEncoder, pipeline, use_backend
 from bertcore.serving import ServerSettings, create_app
-from bertcore.serving.words import MOST_TOKENS
+from bertcore.serving.information import MOST_TOKENS
 from bertcore.tasks.pipelines import pipeline_class
 from bertcore.tasks.static import distill_static
 from tests.serving.process import served
