@@ -159,10 +159,11 @@ class PartEmbedder:
 
 def embed_on_ray(folder: Path, args: Embed) -> None:
     """Embed the corpus FILE into the folder --output; parts that are there already are kept."""
-    from bertcore.plugins.corpus import corpus_files, parts_of
+    from bertcore.plugins.corpus import KNOWN, parts_of
+    from bertcore.training.data.files import files_of
 
     root, out = Path(args.file or "").absolute(), Path(args.output).absolute()
-    files = corpus_files(root)
+    files = files_of(root, KNOWN)
     parts = [part for file in files for part in parts_of(file, args.part_rows, args.column)]
     targets = [out / f"part-{number:06}.{args.format}" for number in range(len(parts))]
     facts = _facts(files, root, folder, args)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from bertcore.tasks.texts import bounded_lines, read_lines
+from bertcore.training.data.files import MalformedRecord, Record, ending_of, json_object, text_of
 
 TEXT, JSON, PARQUET = (".txt", ".text", ".md"), (".jsonl", ".json"), (".parquet",)
 KNOWN = (*TEXT, *JSON, *PARQUET)
@@ -28,31 +29,13 @@ class RowRange(NamedTuple):
     rows: int
 
 
-def corpus_files(root: Path) -> list[Path]:
-    """Return a file, or all readable files of a folder sorted by name.
-
-    Raises ValueError for a path that does not exist, an unknown ending, and a folder with nothing to read.
-    """
-    known = f"known are {', '.join(KNOWN)}, and .gz after any but .parquet"
-    if root.is_dir():
-        found = sorted(file for file in root.rglob("*") if file.is_file() and _ending(file) in KNOWN)
-        if not found:
-            raise ValueError(f"{root} has no file with a known ending; {known}")
-        return found
-    if not root.is_file():
-        raise ValueError(f"{root} does not exist, expected a file or a folder")
-    if _ending(root) not in KNOWN:
-        raise ValueError(f"{root} ends with {_ending(root)!r}; {known}")
-    return [root]
-
-
 def parts_of(file: Path, rows: int, column: str) -> Iterator[RowRange]:
     """Yield the parts of a file, with `rows` rows each except the last; an empty file is one empty part.
 
     Lines are counted but not decoded; a Parquet file states its rows. Raises ValueError for a Parquet file without the
     column, and for damaged compression.
     """
-    if _ending(file) in PARQUET:
+    if ending_of(file) in PARQUET:
         yield from _parts_of_table(file, rows, column)
         return
     with _opened(file) as stream:
@@ -73,23 +56,11 @@ def texts_of(part: RowRange, column: str) -> Iterator[str]:
     Raises ValueError for wrong bytes or damaged compression, MalformedRecord for a value of `column` that is not a
     text.
     """
-    if _ending(part.file) in TEXT:
+    if ending_of(part.file) in TEXT:
         yield from _lines(part)
         return
-    from bertcore.training.data.files import wrong_record
-
-    records = _rows_of_table(part, column) if _ending(part.file) in PARQUET else _objects(part)
-    for number, record in enumerate(records):
-        if column not in record:
-            raise wrong_record(record, number, f"has no {column!r}")
-        if not isinstance(record[column], str):
-            raise wrong_record(record, number, f"{column!r} is {record[column]!r:.60}, expected a text")
-        yield record[column]
-
-
-def _ending(file: Path) -> str:
-    ending = Path(file.name.removesuffix(".gz")).suffix.lower()
-    return file.suffix if ending in PARQUET else ending
+    records = _rows_of_table(part, column) if ending_of(part.file) in PARQUET else _objects(part)
+    yield from (text_of(record, number, column) for number, record in enumerate(records))
 
 
 @contextmanager
@@ -109,9 +80,6 @@ def _lines(part: RowRange) -> Iterator[str]:
 
 
 def _objects(part: RowRange) -> Iterator[Any]:
-    from bertcore.training.data import MalformedRecord, Record
-    from bertcore.training.data.files import json_object
-
     for number, line in enumerate(_lines(part), part.first + 1):
         if not line.strip():
             continue
@@ -151,8 +119,6 @@ def _parts_of_table(file: Path, rows: int, column: str) -> Iterator[RowRange]:
 
 
 def _rows_of_table(part: RowRange, column: str) -> Iterator[Any]:
-    from bertcore.training.data import Record
-
     with _table(part.file) as table:
         group, skipped = 0, part.first
         sizes = _group_sizes(table)

@@ -14,7 +14,8 @@ import pytest
 
 from bertcore import SentenceEncoder, use_backend
 from bertcore.cli import main
-from bertcore.plugins.corpus import corpus_files, parts_of, texts_of
+from bertcore.plugins.corpus import KNOWN, parts_of, texts_of
+from bertcore.training.data.files import files_of
 from tests.cli.test_embed import START
 from tests.refusals import refuses
 from tests.tiny_bert import WIDTH, random_texts, save_tiny_encoder
@@ -67,8 +68,8 @@ def test_blank_lines_and_ends_of_lines(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("a.txt", b"a\nb\ncaf\xe9\n", r"a\.txt, line 3: byte 4"),
-    ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no 'text'; it has 'body'"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: 'text' is None, expected a text"),
+    ("a.jsonl", b'{"text": "a"}\n\n{"body": "b"}\n', r"a\.jsonl:3: has no text named 'text'; it has 'body'"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": null}\n', r"a\.jsonl:2: has no text named 'text'"),
     ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not JSON"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud800"}\n', r"a\.jsonl:2: not JSON, .*surrogates"),
     ("a.txt.gz", b"no gzip", r"compression of .*a\.txt\.gz is damaged: Not a gzipped file"),
@@ -86,7 +87,7 @@ def test_rows_without_texts(tmp_path, name, content, message):
 def test_nulls_and_columns_of_parquet(tmp_path):
     write_parquet(tmp_path / "a.parquet", [*TEXTS, None])
     *_, last = parts_of(tmp_path / "a.parquet", 39, "text")
-    refuses(ValueError, rf"a\.parquet:{len(TEXTS) + 1}: 'text' is None, expected a text", list, texts_of(last, "text"))
+    refuses(ValueError, rf"a\.parquet:{len(TEXTS) + 1}: has no text named 'text'", list, texts_of(last, "text"))
     with pytest.raises(ValueError, match=r"--column is 'body', expected a column of .*a\.parquet: id, text"):
         list(parts_of(tmp_path / "a.parquet", 39, "body"))
 
@@ -110,18 +111,18 @@ def test_damage_to_parquet_is_named(tmp_path):
     for values in ([[text] for text in TEXTS], [{"text": text} for text in TEXTS], range(len(TEXTS))):
         write_parquet(file, values)
         part = next(parts_of(file, 39, "text"))
-        refuses(ValueError, r"a\.parquet:1: 'text' is .*, expected a text", list, texts_of(part, "text"))
+        refuses(ValueError, r"a\.parquet:1: has no text named 'text'", list, texts_of(part, "text"))
 
 
 def test_files_of_a_corpus(tmp_path):
-    for name in ("b.txt", "a.jsonl.gz", "c.csv", "d.parquet.gz", "sub/a.md"):
+    for name in ("b.txt", "a.jsonl.gz", "c.csv", "sub/a.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert corpus_files(tmp_path) == [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "sub/a.md")]
-    refuses(ValueError, r"c\.csv ends with '\.csv'; known are \.txt", corpus_files, tmp_path / "c.csv")
-    refuses(ValueError, "nothing does not exist, expected a file or a folder", corpus_files, tmp_path / "nothing")
+    assert files_of(tmp_path, KNOWN) == [tmp_path / name for name in ("a.jsonl.gz", "b.txt", "sub/a.md")]
+    refuses(ValueError, r"c\.csv ends with \.csv, expected \.txt", files_of, tmp_path / "c.csv", KNOWN)
+    refuses(FileNotFoundError, "nothing does not exist", files_of, tmp_path / "nothing", KNOWN)
     (tmp_path / "empty").mkdir()
-    refuses(ValueError, "empty has no file with a known ending", corpus_files, tmp_path / "empty")
+    refuses(ValueError, "empty has no readable file, expected endings", files_of, tmp_path / "empty", KNOWN)
 
 
 @pytest.mark.parametrize(("note", "said"), [("{", "is not valid JSON"), ("[]", "holds a JSON list")])

@@ -89,7 +89,7 @@ class Records:
         given = [paths] if isinstance(paths, str | os.PathLike) else paths
         if not isinstance(given, Iterable):
             raise TypeError(f"paths is {type(paths).__name__}, expected a path or a list of paths")
-        self.files = [file for path in given for file in _files(path)]
+        self.files = [file for path in given for file in ([STDIN] if path == STDIN else files_of(path, _PARSERS))]
         if not self.files:
             raise ValueError("paths is empty, expected files or folders")
         self.on_malformed, self.malformed, self.problems = on_malformed, 0, []
@@ -99,7 +99,7 @@ class Records:
         self.malformed, self.problems = 0, []
         for file in self.files:
             with _opened(file) as stream:
-                parse = _text if self._raw else _PARSERS[_ending(file)]
+                parse = _text if self._raw else _PARSERS[ending_of(file)]
                 is_squad = parse is _json and _is_squad(stream)
                 for found in _squad(stream) if is_squad else parse(_lines(stream)):
                     if isinstance(found, _Problem):
@@ -124,7 +124,7 @@ def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
 
 def without_column(record: Any, number: int, column: str, problem: str) -> MalformedRecord:
     """Return the error for a record without a column; in a table, whose records all lack it, it names line 1."""
-    if not isinstance(record, Record) or column in record or _ending(record.file) not in TABLES:
+    if not isinstance(record, Record) or column in record or ending_of(record.file) not in TABLES:
         return wrong_record(record, number, problem)
     names = f"{', '.join(map(repr, record)):.200}{_other_separator(record)}"
     return MalformedRecord(f"{record.file}:1: has no column {column!r} (see --text, --label, --column); it has {names}")
@@ -325,11 +325,11 @@ def _other_separator(names: Collection[str]) -> str:
 _PARSERS: dict[str, Callable[[Lines], Parsed]] = dict.fromkeys(("", ".txt", ".text", ".md"), _text)
 _PARSERS |= dict.fromkeys((".jsonl", ".json"), _json)
 _PARSERS |= {".csv": partial(_table, delimiter=","), ".tsv": partial(_table, delimiter="\t")}
-KNOWN = tuple(filter(None, _PARSERS))
 TABLES = (".csv", ".tsv")
 
 
-def _ending(file: str | Path) -> str:
+def ending_of(file: str | Path) -> str:
+    """Return the ending of a file's name, in lower case and without .gz; "" for standard input."""
     return "" if file == STDIN else Path(str(file).removesuffix(".gz")).suffix.lower()
 
 
@@ -339,23 +339,24 @@ def _opened(file: str | Path) -> Any:
     return gzip.open(file, "rb") if str(file).endswith(".gz") else open(file, "rb")
 
 
-def _files(path: str | os.PathLike[str]) -> list[str | Path]:
-    """Return the files that a path stands for: itself, or all files of a folder, sorted by name."""
-    if path == STDIN:
-        return [STDIN]
+def files_of(path: str | os.PathLike[str], endings: Collection[str]) -> list[Path]:
+    """Return the files that a path stands for: itself, or all files of a folder with these endings, sorted by name.
+
+    Raises FileNotFoundError for a missing path, ValueError for another ending and a folder with nothing to read.
+    """
     if not os.fspath(path):
         raise ValueError("a path is empty, expected a file or a folder")
-    path = Path(path)
+    path, known = Path(path), [ending for ending in endings if ending]
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.is_file() and _ending(file) in KNOWN)
+        found = sorted(file for file in path.rglob("*") if file.is_file() and ending_of(file) in known)
         if not found:
-            raise ValueError(f"{path} has no readable file, expected endings {', '.join(KNOWN)}")
+            raise ValueError(f"{path} has no readable file, expected endings {', '.join(known)}")
         return found
     if not path.is_file():
         found = "is a pipe or a device, expected a file, which can be read again" if path.exists() else "does not exist"
         raise FileNotFoundError(f"{path} {found}")
-    if _ending(path) not in _PARSERS:
-        raise ValueError(f"{path} ends with {_ending(path)}, expected {', '.join(KNOWN)}, or .gz after these")
+    if ending_of(path) not in endings:
+        raise ValueError(f"{path} ends with {ending_of(path)}, expected {', '.join(known)}, or .gz after these")
     return [path]
 
 
