@@ -171,7 +171,14 @@ class JsonLog(TrainerCallback):
         self._path = Path(args.output_dir) / LOG_NAME
         with naming(self._path):
             self._file = self._path.open("a", encoding="utf-8")
-        _check_alone(self._file, self._path)
+        try:
+            lock(self._file.fileno(), wait=False)
+        except BlockingIOError:
+            self._file.close()
+            expected = "expected another folder for this one"
+            raise ValueError(f"{self._path} is the log of a run in progress, {expected}") from None
+        except OSError:  # file systems without locks (some NFS)
+            pass
         with naming(self._path):
             if self._file.tell():
                 self._file.truncate(0)
@@ -188,25 +195,10 @@ class JsonLog(TrainerCallback):
 
     def _write(self, lines: Iterable[Mapping[str, float]]) -> None:
         with naming(self._path):
-            self._file.writelines(map(_json_line, lines))
+            for logs in lines:
+                lost = [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]
+                self._file.write(json.dumps({**logs, **dict.fromkeys(lost)}, allow_nan=False) + "\n")
             self._file.flush()
-
-
-def _check_alone(file: IO[str], path: Path) -> None:
-    """Lock an open log where the system can. Raises ValueError if another run holds the lock."""
-    try:
-        lock(file.fileno(), wait=False)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"{path} is the log of a run in progress, expected another folder for this one") from None
-    except OSError:  # file systems without locks (some NFS)
-        return
-
-
-def _json_line(logs: Mapping[str, float]) -> str:
-    """Return a line of JSON with null for inf and NaN, which JSON lacks."""
-    lost = [name for name, value in logs.items() if isinstance(value, float) and not math.isfinite(value)]
-    return json.dumps({**logs, **dict.fromkeys(lost)}, allow_nan=False) + "\n"
 
 
 class Progress(TrainerCallback):
@@ -349,11 +341,8 @@ class MLflow(Report):
 
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:
-    return {each.name: _plain(getattr(args, each.name)) for each in fields(args)}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | None) else str(value)
+    values = {each.name: getattr(args, each.name) for each in fields(args)}
+    return {name: each if isinstance(each, int | float | str | None) else str(each) for name, each in values.items()}
 
 
 _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {

@@ -267,23 +267,16 @@ def load_run(
 
 def load_beside(folder: Path, beside: Sequence[Parameter]) -> None:
     """Load parameters trained beside the model. Raises CheckpointError, before any is changed, if there are others."""
-    kept = _read_beside(folder / OBJECTIVE, beside) if beside else {}
+    opened = open_checkpoint(folder / OBJECTIVE) if beside else {}
+    expected = {name: shape for parameter in beside for name, shape in parameter.expected.items()}
+    if (found := {name: opened[name].shape for name in opened}) != expected:
+        raise CheckpointError(f"{folder / OBJECTIVE} is of another objective: it has {found}, expected {expected}")
     for parameter in beside:
-        parameter.fill({name: kept[name] for name in parameter.names}, parameter.precision)
+        parameter.fill({name: np.array(opened[name]) for name in parameter.names}, parameter.precision)
 
 
 def _write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
     write_safetensors(file, {name: np.require(array, requirements="C") for name, array in arrays.items()})
-
-
-def _read_beside(file: Path, parameters: Sequence[Parameter]) -> dict[str, np.ndarray]:
-    """Return copies of the arrays of these parameters. Raises CheckpointError if the file has others."""
-    opened = open_checkpoint(file)
-    expected = {name: shape for parameter in parameters for name, shape in parameter.expected.items()}
-    found = {name: opened[name].shape for name in opened}
-    if found != expected:
-        raise CheckpointError(f"{file} is of another objective: it has {found}, expected {expected}")
-    return {name: np.array(opened[name]) for name in opened}
 
 
 def _fingerprint(arrays: Iterable[np.ndarray]) -> str:

@@ -14,6 +14,7 @@ from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.masking import IGNORED, Masking, Words, check_sum
 
 LABELS = {"label": "labels", "label_ids": "labels"}  # what examples call the labels of a batch
+SEQUENCES = list | tuple | np.ndarray
 LEFT_OUT = {"special_tokens_mask", "offset_mapping", "length", "overflow_to_sample_mapping"}
 
 
@@ -67,7 +68,8 @@ class DataCollatorWithPadding:
             column = [_on_host(example[name]) for example in examples]
             if all(value is None for value in column):
                 continue
-            if _is_by_token(column, lengths):
+            pairs = zip(column, lengths, strict=True)
+            if all(isinstance(value, SEQUENCES) and np.ndim(value) and len(value) == size for value, size in pairs):
                 batch[LABELS.get(name, name)] = self._padded(name, column, width)
             else:
                 batch[LABELS.get(name, name)] = _stacked(name, column)
@@ -113,11 +115,11 @@ class DataCollatorForMultipleChoice(DataCollatorWithPadding):
         labels = [name for name in names if LABELS.get(name, name) == "labels"]
         names = [name for name in names if name not in labels]
         first = _on_host(examples[0]["input_ids"])
-        count = len(first) if isinstance(first, list | tuple | np.ndarray) else 1
+        count = len(first) if isinstance(first, SEQUENCES) else 1
         for index, example in enumerate(examples):
             columns = {name: _on_host(example[name]) for name in names}
             for name, column in columns.items():
-                if not isinstance(column, list | tuple | np.ndarray) or len(column) != count:
+                if not isinstance(column, SEQUENCES) or len(column) != count:
                     given = f"examples[{index}][{name!r}] is {column!r:.60}"
                     raise ValueError(f"{given}, expected a list with an entry for each of {count} choices")
             for place in range(count):
@@ -227,14 +229,6 @@ def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
 def _on_host(value: Any) -> Any:
     """Convert other libraries' arrays, as in rows of datasets.with_format("torch"), to NumPy arrays."""
     return np.asarray(value) if hasattr(value, "__array__") else value
-
-
-def _is_by_token(column: Sequence[Any], lengths: list[int]) -> bool:
-    """Return whether each value of the column is a list with one entry per token of its example."""
-    return all(
-        isinstance(value, list | tuple | np.ndarray) and np.ndim(value) and len(value) == length
-        for value, length in zip(column, lengths, strict=True)
-    )
 
 
 def _stacked(name: str, column: Sequence[Any]) -> np.ndarray:

@@ -122,15 +122,6 @@ def measured(config: Mapping[str, Any], batch: int, length: int, layers: int, ag
     return StepCost(**found)
 
 
-def _print_measured(asked: Mapping[str, Any]) -> None:
-    before = resident_megabytes()
-    from bertcore.kernels._numba.compile.cache import compilations
-
-    with compilations() as compiled:
-        cost = _measure(before, **asked)
-    print(json.dumps({**asdict(cost), "compiled": bool(compiled)}))
-
-
 def _measure(before: float, config: Mapping[str, Any], batch: int, length: int, layers: int, again: bool) -> StepCost:
     from bertcore import kernels
     from bertcore.gradients import value_and_grad
@@ -180,4 +171,9 @@ def _batch(model: Any, batch: int, length: int) -> dict[str, np.ndarray]:
 
 
 if __name__ == "__main__":
-    _print_measured(json.load(sys.stdin))
+    before = resident_megabytes()
+    from bertcore.kernels._numba.compile.cache import compilations
+
+    with compilations() as compiled:
+        cost = _measure(before, **json.load(sys.stdin))
+    print(json.dumps({**asdict(cost), "compiled": bool(compiled)}))

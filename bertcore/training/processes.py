@@ -163,16 +163,11 @@ def started_together() -> Processes:
     except ImportError as error:
         raise ImportError(f"{count} processes were started by MPI, which needs mpi4py: pip install mpi4py") from error
     processes = Processes(MPI.COMM_WORLD)
-    _share_the_cpus(max(int(os.environ.get(name, "1")) for name in _LOCAL_COUNTS))
+    threads, here = thread_count(), max(int(os.environ.get(name, "1")) for name in _LOCAL_COUNTS)
+    if not threads.source.startswith(("environment", "set_num_threads")) and not is_bound_to_cpus():
+        set_num_threads(max(1, threads.count // here))
     sys.excepthook = functools.partial(_end_all_after, sys.excepthook, processes)
     return processes
-
-
-def _share_the_cpus(local_count: int) -> None:
-    threads = thread_count()
-    is_chosen = threads.source.startswith(("environment", "set_num_threads"))
-    if not is_chosen and not is_bound_to_cpus():
-        set_num_threads(max(1, threads.count // local_count))
 
 
 def _end_all_after(

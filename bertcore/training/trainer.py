@@ -215,7 +215,8 @@ class Trainer:
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics under the name of a split, "train" or "eval"."""
         if self.processes.is_first:
-            shown = {name: _short(metrics[name]) for name in sorted(metrics)}
+            values = ((name, metrics[name]) for name in sorted(metrics))
+            shown = {name: str(round(value, 4) if isinstance(value, float) else value) for name, value in values}
             first, second = (max(map(len, column), default=0) for column in (shown, shown.values()))
             rows = [f"  {name:<{first}} = {value:>{second}}" for name, value in shown.items()]
             print(f"***** {split} metrics *****", *rows, sep="\n")
@@ -412,10 +413,6 @@ def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
     for group in [] if optimizer is None else optimizer.groups:
         if not known.issuperset(group.parameters):
             raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
-
-
-def _short(value: Any) -> str:
-    return str(round(value, 4) if isinstance(value, float) else value)
 
 
 def _checked_metrics(metrics: Any) -> dict[str, Any]:

@@ -130,12 +130,12 @@ class LabelledTexts:
             if not isinstance(given, list | tuple):
                 raise wrong_record(record, number, f"{self.label!r} is {value!r}, expected a list of labels")
             named = {_name(each, record, number, self.label) for each in given if each != ""}
-            _check_known(named, self.labels, record, number)
+            check_known(named, self.labels, record, number)
             return [float(name in named) for name in self.labels]
         if not self.labels:
             return _finite(record, number, self.label)
         name = _name(value, record, number, self.label)
-        _check_known({name}, self.labels, record, number)
+        check_known({name}, self.labels, record, number)
         return self.labels.index(name)
 
 
@@ -178,7 +178,7 @@ class LabelledWords:
             options = {"truncation": is_cut(tokenizer, max_length), "max_length": max_length}
             batch = tokenizer([words for _, _, words, _ in some], is_split_into_words=True, **options)
             for index, (number, record, _, tags) in enumerate(some):
-                _check_known(set(tags), self.labels, record, number)
+                check_known(set(tags), self.labels, record, number)
                 made = {name: values[index] for name, values in batch.items()}
                 labels, last = [], None
                 for word in batch.word_ids(index):
@@ -382,7 +382,8 @@ def _number(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _check_known(names: set[str], labels: Sequence[str], record: Mapping[str, Any], number: int) -> None:
+def check_known(names: set[str], labels: Sequence[str], record: Mapping[str, Any], number: int) -> None:
+    """Raise MalformedRecord for names that are not among the labels."""
     unknown = sorted(names.difference(labels))
     if unknown:
         raise wrong_record(record, number, f"has the label {unknown[0]!r}, expected one of {', '.join(labels):.200}")

@@ -16,7 +16,7 @@ from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training import metrics
 from bertcore.training.collators import DataCollatorWithPadding, is_cut
 from bertcore.training.data.files import Rows, text_of, wrong_record
-from bertcore.training.data.labelled import AT_ONCE, LabelledTexts
+from bertcore.training.data.labelled import AT_ONCE, LabelledTexts, check_known
 from bertcore.training.masking import IGNORED
 
 COUNTS = {"entity-classification": 1, "relation-extraction": 2}  # of spans
@@ -185,10 +185,7 @@ class LabelledEntities:
             texts = [record[self.text] for _, record in some]
             batch = plain(texts, truncation=is_cut(tokenizer, max_length), max_length=max_length)
             for index, (number, record) in enumerate(some):
-                unknown = sorted(set(entities[index].values()).difference(self.labels))
-                if unknown:
-                    known = ", ".join(self.labels)
-                    raise wrong_record(record, number, f"has the label {unknown[0]!r}, expected one of {known:.200}")
+                check_known(set(entities[index].values()), self.labels, record, number)
                 made = {name: rows[index] for name, rows in batch.items()} | {"overflow_to_sample_mapping": number}
                 found = marked.candidates(texts[index], marked.offsets_of(batch.encodings[index]), self.width)
                 kinds = [self.labels.index(entities[index].get(span, marked.NONE)) for span in found.spans]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.training.data.files import Rows, text_of, wrong_record
+from bertcore.training.data.mentions import check_side
 from bertcore.training.metrics import answer_scores
 
 AT_ONCE = 64  # questions that are tokenised together
@@ -47,8 +48,7 @@ class Questions:
             MalformedRecord (a ValueError): for a record that lacks a column, or whose answer is not at its position.
             ValueError: for a tokenizer that pads on the left, which would shift the columns.
         """
-        if tokenizer.padding_side != "right":
-            raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
+        check_side(tokenizer)
         numbered = enumerate(records)
         while some := list(islice(numbered, AT_ONCE)):
             columns = (self.question, self.context)

@@ -146,14 +146,9 @@ class Distillation(Objective):
             for parameter in (parameter for each in maps for parameter in each.parameters()):
                 parameter.initialise(rng, parameter.shape[1] ** -0.5, model.dtype)
             made.append(maps)
-        self._student, self._maps, self._options = model, made, self._needed(model)
-
-    def _needed(self, model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options of the student's and the teacher's call; projections only of the compared layers."""
         options = dict.fromkeys((name for term in self.terms for name in term.needs), True)
-        if PROJECTIONS not in options:
-            return options, options
-        terms, specs = [term for term in self.terms if PROJECTIONS in term.needs], (model.spec, self.teacher.spec)
-        pairs = {pair for term in terms for pair in term.pairs(*specs).items()}
-        own, other = (sorted(set(layers)) for layers in zip(*pairs, strict=True))
-        return options | {PROJECTIONS: own}, options | {PROJECTIONS: other}
+        self._student, self._maps, self._options = model, made, (options, options)
+        if PROJECTIONS in options:  # only of the compared layers
+            terms, specs = [term for term in self.terms if PROJECTIONS in term.needs], (model.spec, self.teacher.spec)
+            pairs = {pair for term in terms for pair in term.pairs(*specs).items()}
+            self._options = tuple(options | {PROJECTIONS: sorted(set(layers))} for layers in zip(*pairs, strict=True))
