@@ -80,7 +80,8 @@ def resolve(
         raise TypeError(f"the checkpoint is {name!r}, {expected}")
     if name == "":  # as a path it would be the current folder
         raise CheckpointError(f"the checkpoint's name is empty, {expected}")
-    if not _is_hub_id(name):
+    is_id = isinstance(name, str) and not os.path.lexists(name) and HUB_ID.fullmatch(name)
+    if not is_id or str(name).endswith((*WEIGHTS_ENDINGS, *FILE_READERS)):
         file = _file_of_model(Path(name))
         return Path(name) if file is None else opened_file(file)
     options = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
@@ -90,7 +91,9 @@ def resolve(
         modules = [("", "")]
         if wanted == "sentence_encoder":
             modules = _modules(folder / MODULES_NAME) or modules
-            source.snapshot([*SMALL_NAMES[wanted], *_module_files([part for _, part in modules])])
+            names = [f"{modules[0][1]}/{name}" for name in SMALL_NAMES[wanted] if modules[0][1]]
+            names += [f"{part}/{CONFIG_NAME}" for _, part in modules[1:]]
+            source.snapshot([*SMALL_NAMES[wanted], *names])
         if wanted != "tokenizer":
             later = [part for kind, part in modules[1:] if kind.endswith(MODULES_WITH_WEIGHTS)]
             for part in [modules[0][1], *later]:
@@ -111,15 +114,6 @@ def _file_of_model(path: Path) -> Path | None:
     if len(files) > 1:
         raise CheckpointError(f"{path} holds {listed([file.name for file in files])}, expected the name of one file")
     return files[0] if files else None
-
-
-def _is_hub_id(name: str | os.PathLike[str]) -> bool:
-    return (
-        isinstance(name, str)
-        and not os.path.lexists(name)
-        and HUB_ID.fullmatch(name) is not None
-        and not name.endswith((*WEIGHTS_ENDINGS, *FILE_READERS))
-    )
 
 
 @dataclass(frozen=True)
@@ -161,13 +155,6 @@ def _modules(modules: Path) -> list[tuple[str, str]]:
     if not all(isinstance(path, str) and re.fullmatch(r"[\w-]*(/[\w-]+)*/?", path) for path in paths):
         return []
     return [(kind, path.strip("/")) for kind, path in zip(types, paths, strict=True)]
-
-
-def _module_files(folders: list[str]) -> Iterator[str]:
-    first, *others = folders
-    if first:
-        yield from (f"{first}/{name}" for name in SMALL_NAMES["sentence_encoder"])
-    yield from (f"{folder}/{CONFIG_NAME}" for folder in others)
 
 
 def _fetch_weights(source: _Source, snapshot: Path, folder: str) -> None:

@@ -211,7 +211,11 @@ def _match(checkpoint: Checkpoint, expected: Iterable[str], rules: NameRules, pr
     expected_heads = {rules.head_of(name) for name in expected}
     tied = [pair for pair in rules.tied if rules.head_of(pair[0]) in expected_heads]
     _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems)
-    _use_untied(by_spelling, rules, sources)
+    heads = {rules.head_of(name) for name in sources}
+    for bare, original in rules.untied:  # the original stands in for a parameter that a file of its head lacks
+        name, origin = by_spelling.get(bare), by_spelling.get(original)
+        if name is not None and name not in sources and origin in sources and rules.head_of(bare) in heads:
+            sources[name] = sources[origin]
     read_heads = {rules.head_of(name) for name in sources}  # equal beginnings in other heads mean nothing
     for bare, file_name in left_over.items():
         head = rules.head_of(bare)
@@ -233,15 +237,6 @@ def _use_tied(checkpoint, by_spelling, tied, sources, left_over, problems) -> No
             elif wanted == original and not np.array_equal(checkpoint[sources[name]], checkpoint[stand_in]):
                 problems["untied"].append(f"{stand_in} and {sources[name]}")
             # transformers 5 saves a spare original, unused, beside the copy of an untied decoder's bias.
-
-
-def _use_untied(by_spelling: Mapping[str, str], rules: NameRules, sources: dict[str, str]) -> None:
-    """Use the original of `rules.untied` for a parameter that the file lacks, if it has others of the head."""
-    heads = {rules.head_of(name) for name in sources}
-    for bare, original in rules.untied:
-        name, origin = by_spelling.get(bare), by_spelling.get(original)
-        if name is not None and name not in sources and origin in sources and rules.head_of(bare) in heads:
-            sources[name] = sources[origin]
 
 
 # All problems of a checkpoint, for one error that names them.

@@ -22,7 +22,7 @@ import numpy as np
 from .files import CheckpointError, content_of, listed
 from .pickle_machine import Function, KnownNames, Refused, check_key, kind, read_pickle, shown
 from .safetensors_file import LARGEST, MOST_DIMENSIONS, TensorInfo, could_be_array, native, numpy_dtype
-from .zip_members import ArchiveMember, BadArchive, read_members
+from .zip_members import BadArchive, read_members
 
 ITEM_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
@@ -96,18 +96,13 @@ def _storage(reference: Any) -> Storage:
     first, count = 0, size
     for view in views:
         if view is not None:
-            first, count = _view(key, size, view)
+            if type(view) is not tuple or len(view) != 3:
+                raise Refused(f"a view of the storage {shown(key)} without its bounds")
+            first, count = (_checked(f"a bound of a view of the storage {shown(key)}", bound) for bound in view[1:])
+            if first + count > size:
+                raise Refused(f"a view of the storage {shown(key)} ends at element {first + count} of {size}")
     item = ITEM_SIZES[storage_type.dtype]
     return Storage(key, storage_type.dtype, size * item, first * item, (first + count) * item)
-
-
-def _view(key: str, size: int, view: Any) -> tuple[int, int]:
-    if type(view) is not tuple or len(view) != 3:
-        raise Refused(f"a view of the storage {shown(key)} without its bounds")
-    first, count = (_checked(f"a bound of a view of the storage {shown(key)}", bound) for bound in view[1:])
-    if first + count > size:
-        raise Refused(f"a view of the storage {shown(key)} ends at element {first + count} of {size}")
-    return first, count
 
 
 def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> Tensor:
@@ -121,20 +116,15 @@ def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: st
     dtype = dtype or storage.dtype
     item = ITEM_SIZES[dtype]
     start = storage.start + _checked("the offset of a tensor", offset) * item
-    tensor = Tensor(storage, dtype, start, size, stride)
-    _check_bounds(tensor, (storage.stop - storage.start) // item)
-    return tensor
-
-
-def _check_bounds(tensor: Tensor, elements: int) -> None:
-    """Raise Refused unless `tensor` lies within its storage and, for strides of 0, has no more elements than it."""
-    where = f"a tensor of shape {tensor.shape} and stride {tensor.stride}"
-    if tensor.start + tensor.span > tensor.storage.stop:
-        raise Refused(f"{where} ends after its storage {shown(tensor.storage.key)} of {elements} elements")
-    if math.prod(tensor.shape) > elements:
-        raise Refused(f"{where} has more elements than its storage {shown(tensor.storage.key)}, {elements}")
-    if not could_be_array(tensor.shape):
+    tensor, elements = Tensor(storage, dtype, start, size, stride), (storage.stop - storage.start) // item
+    where = f"a tensor of shape {size} and stride {stride}"
+    if start + tensor.span > storage.stop:
+        raise Refused(f"{where} ends after its storage {shown(storage.key)} of {elements} elements")
+    if math.prod(size) > elements:  # with strides of 0
+        raise Refused(f"{where} has more elements than its storage {shown(storage.key)}, {elements}")
+    if not could_be_array(size):
         raise Refused(f"{where} is too large")
+    return tensor
 
 
 def _rebuild_tensor_v2(storage, offset, size, stride, requires_grad, backward_hooks, metadata=None) -> Tensor:
@@ -219,13 +209,8 @@ PICKLE_START = b"\x80"
 TAR_NAME = slice(257, 262)  # where a tar archive says "ustar"
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """A file's tensors by name, the place of each storage (first byte, number of bytes), and the byte order."""
-
-    tensors: dict[str, Tensor]
-    storages: Mapping[str, tuple[int, int]]
-    byte_order: str
+# A file's tensors by name, the place of each storage (first byte, number of bytes), and the byte order.
+_Content = tuple[dict[str, Tensor], Mapping[str, tuple[int, int]], str]
 
 
 class PickleFile:
@@ -241,14 +226,18 @@ class PickleFile:
             with file.open("rb") as stream:
                 _check_start(stream.read(TAR_NAME.stop))
                 self._bytes = content_of(stream)
-            content = _read_zip(self._bytes) if self._bytes[:4] == ZIP_START else _read_stream(self._bytes)
-            self._tensors = content.tensors
-            self.info = {name: _info(file, content, tensor) for name, tensor in content.tensors.items()}
+            read = _read_zip if self._bytes[:4] == ZIP_START else _read_stream
+            self._tensors, storages, order = read(self._bytes)
+            places = {name: _storage_start(storages, tensor.storage) for name, tensor in self._tensors.items()}
+            self.info = {
+                name: TensorInfo(file, tensor.dtype, tensor.shape, places[name] + tensor.start)
+                for name, tensor in self._tensors.items()
+            }
         except OSError as error:
             raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from error
         except (Refused, BadArchive) as error:
             raise CheckpointError(f"{file} is not a readable file of tensors: {error}") from error
-        self._byte_order = ">" if content.byte_order == "big" else "<"
+        self._byte_order = ">" if order == "big" else "<"
 
     def read(self, name: str) -> np.ndarray:
         """Read a tensor as a read-only array in the machine's byte order; bfloat16 is the dtype of ml_dtypes.
@@ -290,16 +279,12 @@ def _read_zip(data) -> _Content:
     start = f"{folder}data/"
     found = {name.removeprefix(start): member for name, member in members.items() if name.startswith(start)}
     storages = {key: (member.start, member.stop - member.start) for key, member in found.items()}
-    return _Content(_state_dict(value), storages, _byte_order(data, members.get(f"{folder}byteorder")))
-
-
-def _byte_order(data, member: ArchiveMember | None) -> str:
-    if member is None:
-        return "little"
-    order = data[member.start : min(member.stop, member.start + 8)]
+    order = b"little"
+    if (member := members.get(f"{folder}byteorder")) is not None:
+        order = data[member.start : min(member.stop, member.start + 8)]
     if order not in (b"little", b"big"):
         raise Refused(f"its byte order is {order!r}, expected little or big")
-    return order.decode()
+    return _state_dict(value), storages, order.decode()
 
 
 def _read_stream(data) -> _Content:
@@ -318,7 +303,7 @@ def _read_stream(data) -> _Content:
     tensors = _state_dict(value)
     keys, place = read_pickle(data, KNOWN_NAMES, place)
     items = {tensor.storage.key: ITEM_SIZES[tensor.storage.dtype] for tensor in tensors.values()}
-    return _Content(tensors, _stream_storages(data, keys, items, place), "little" if little else "big")
+    return tensors, _stream_storages(data, keys, items, place), "little" if little else "big"
 
 
 def _stream_storages(data, keys: Any, items: Mapping[str, int], place: int) -> dict[str, tuple[int, int]]:
@@ -345,11 +330,6 @@ def _state_dict(value: Any) -> dict[str, Tensor]:
     if others:
         raise Refused(f"expected a state dict, names with tensors; but {listed(others)}")
     return value
-
-
-def _info(file: Path, content: _Content, tensor: Tensor) -> TensorInfo:
-    first = _storage_start(content.storages, tensor.storage)
-    return TensorInfo(file, tensor.dtype, tensor.shape, first + tensor.start)
 
 
 def _storage_start(storages: Mapping[str, tuple[int, int]], storage: Storage) -> int:

@@ -62,13 +62,20 @@ class SafetensorsFile:
     """
 
     def __init__(self, file: Path):
+        from safetensors import SafetensorError, safe_open
+
         self.file = file
         try:
             with file.open("rb") as stream:
                 size = int.from_bytes(stream.read(8), "little")
                 if MOST_HEADER_BYTES < size <= file.stat().st_size - 8:  # one beyond the file is an error below
                     raise CheckpointError(f"{file}: its header has {size} bytes, expected at most {MOST_HEADER_BYTES}")
-                _check_intact(file)
+                try:
+                    with safe_open(file, framework="np"):
+                        pass
+                except (SafetensorError, OSError) as error:
+                    reason = _explain(file, error)
+                    raise CheckpointError(f"{file} is not an intact safetensors file: {reason}") from error
                 if not os.path.samestat(os.fstat(stream.fileno()), file.stat()):
                     raise CheckpointError(f"{file} was replaced while it was opened; load it again")
                 self._bytes = content_of(stream)
@@ -111,16 +118,6 @@ def native(array: np.ndarray, dtype: str) -> np.ndarray:
         array = array.view(importlib.import_module("ml_dtypes").bfloat16)
     array.flags.writeable = False
     return array
-
-
-def _check_intact(file: Path) -> None:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(file, framework="np"):
-            pass
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is not an intact safetensors file: {_explain(file, error)}") from error
 
 
 def _explain(file: Path, error: Exception) -> str:

@@ -90,20 +90,14 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     with locked(path.parent if path.is_file() else path, shared=True):
         if not path.is_file():
-            path = _weights_in(checkpoint_folder(path))
+            files = [checkpoint_folder(path) / name for name in WEIGHTS_NAMES]
+            path = next(filter(os.path.lexists, files), files[-1])
+            if not path.is_file():
+                raise missing_file(path, f"has none of {', '.join(WEIGHTS_NAMES)}")
         if path.name.endswith(".json"):
             return _open_shards(path)
         file = _open_file(path)
         return Checkpoint(path, [file], dict.fromkeys(file.info, file))
-
-
-def _weights_in(folder: Path) -> Path:
-    for file in (folder / name for name in WEIGHTS_NAMES):
-        if file.is_file():
-            return file
-        if os.path.lexists(file):
-            break
-    raise missing_file(file, f"has none of {', '.join(WEIGHTS_NAMES)}")
 
 
 def _open_file(file: Path) -> TensorFile:
@@ -317,21 +311,16 @@ def save_checkpoint(
     config that JSON cannot hold, before anything is written; OSError, naming the file, if it cannot be written.
     """
     arrays = {name: _storable(name, array) for name, array in parameters.items()}
-    config_text = _as_json(config)
-    folder = made_folder(folder)
-    writers = {config_name: lambda file: file.write_text(config_text, encoding="utf-8")}
-    replace_files(folder, writers | {weights_name: lambda file: write_safetensors(file, arrays)})
-    (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
-
-
-def _as_json(config: Mapping[str, Any]) -> str:
     for key, value in config.items():
         try:
             json.dumps(value, sort_keys=True)
         except (TypeError, ValueError, RecursionError) as error:
             found = f"config[{key!r}] is {type(value).__name__}"
             raise TypeError(f"{found}, expected what JSON can hold: {error}") from error
-    return json.dumps(dict(config), indent=2, sort_keys=True) + "\n"
+    config_text, folder = json.dumps(dict(config), indent=2, sort_keys=True) + "\n", made_folder(folder)
+    writers = {config_name: lambda file: file.write_text(config_text, encoding="utf-8")}
+    replace_files(folder, writers | {weights_name: lambda file: write_safetensors(file, arrays)})
+    (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
 
 
 def _storable(name: str, array: Any) -> np.ndarray:

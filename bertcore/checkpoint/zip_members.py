@@ -56,7 +56,12 @@ def read_members(data) -> dict[str, ArchiveMember]:
     for name, crc, length, header in _entries(directory, count):
         if name in members:
             raise BadArchive(f"it has the member {name!r} twice")
-        first = _first_byte(data, name, header)
+        what = f"the header of its member {name!r}"
+        _, _, method, *_, name_size, extra_size = _unpack(LOCAL, LOCAL_SIGNATURE, data, header, what)
+        first = header + LOCAL.size
+        if method != 0 or data[first : first + name_size] != name.encode():
+            raise BadArchive(f"{what} contradicts the directory (damaged?)")
+        first += name_size + extra_size
         if first + length > start:
             raise BadArchive(f"its member {name!r} of {length} bytes ends after the members (damaged?)")
         members[name] = ArchiveMember(name, first, first + length, crc)
@@ -94,7 +99,11 @@ def _entries(directory: bytes, count: int) -> Iterator[tuple[str, int, int, int]
         entry = _unpack(ENTRY, ENTRY_SIGNATURE, directory, place, "an entry of its directory")
         flags, method, _, _, crc, packed, length, name_size, extra_size, comment_size, disk, _, _, header = entry[2:]
         place += ENTRY.size
-        name = _name(directory[place : place + name_size])
+        raw = directory[place : place + name_size]
+        try:
+            name = raw.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadArchive(f"a member's name is not UTF-8: {raw[:100]!r}") from error
         extra = directory[place + name_size : place + name_size + extra_size]
         place += name_size + extra_size + comment_size
         if flags & ENCRYPTED:
@@ -108,13 +117,6 @@ def _entries(directory: bytes, count: int) -> Iterator[tuple[str, int, int, int]
         yield name, crc, length, header
     if place != len(directory):
         raise BadArchive("its directory has another size than its entries (damaged?)")
-
-
-def _name(name: bytes) -> str:
-    try:
-        return name.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadArchive(f"a member's name is not UTF-8: {name[:100]!r}") from error
 
 
 def _long_values(extra: bytes, values: list[int], name: str) -> list[int]:
@@ -131,13 +133,3 @@ def _long_values(extra: bytes, values: list[int], name: str) -> list[int]:
     if missing:
         raise BadArchive(f"its member {name!r} lacks its 64-bit sizes (damaged?)")
     return values
-
-
-def _first_byte(data, name: str, header: int) -> int:
-    """Return the first byte of a member, after the header before it."""
-    what = f"the header of its member {name!r}"
-    _, _, method, *_, name_size, extra_size = _unpack(LOCAL, LOCAL_SIGNATURE, data, header, what)
-    first = header + LOCAL.size
-    if method != 0 or data[first : first + name_size] != name.encode():
-        raise BadArchive(f"{what} contradicts the directory (damaged?)")
-    return first + name_size + extra_size

@@ -89,17 +89,12 @@ def backend_problem(backend: str) -> str | None:
     return None if np.allclose(result, 0.25) else f"softmax of zeros is {result.tolist()}, expected 0.25"
 
 
-def _numba_machinery() -> ModuleType:
-    from bertcore.kernels import _numba
-
-    return _numba
-
-
 def cpu_rows(numba_problem: str | None) -> Rows:
     rows = [("model", cpu_model())]
     if numba_problem is not None:
         return [*rows, ("threads", f"unknown without numba; {os.cpu_count()} CPUs")]
-    machinery = _numba_machinery()
+    from bertcore.kernels import _numba as machinery
+
     threads = machinery.thread_count()
     features = [name for name, found in machinery.host_features().items() if found]
     flags = cpu_info("flags").split()  # of Linux
@@ -159,9 +154,10 @@ def _caches(numba_problem: str | None) -> Rows:
 
     rows = [("models", _folder(writable_cache_folder))]
     if numba_problem is None:
+        from bertcore.kernels import _numba
         from bertcore.kernels._numba.compile import shipped
 
-        kept = ("kernels", _folder(_numba_machinery().cache_folder))
+        kept = ("kernels", _folder(_numba.cache_folder))
         return [kept, ("then shipped", shipped.summary()), *rows]
     return rows
 
@@ -273,7 +269,13 @@ class Demo(Command):
             embeddings = encoder.encode(SENTENCES)
             print(f"all-MiniLM-L6-v2: cosine similarity of {len(SENTENCES)} sentences\n")
             print(similarity_table(SENTENCES, encoder.similarity(embeddings, embeddings)))
-            print(f"\nbackend          {_backend_line()}")
+            line = get_backend()
+            if line == "numba":
+                from bertcore.kernels import _numba
+
+                threads = _numba.thread_count()
+                line += f" ({_numba.LEVEL.name}, {threads.count} threads by {threads.source})"
+            print(f"\nbackend          {line}")
             print(f"first embedding  {first:.2f} s after the process started {compilation_note(compiled)}")
             print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
 
@@ -284,15 +286,6 @@ def similarity_table(texts: list[str], similarities: Any) -> str:
     for row, (text, values) in enumerate(zip(texts, similarities, strict=True), 1):
         lines.append(f"{row:>3}" + "".join(f"{value:7.2f}" for value in values) + f"   {text}")
     return "\n".join(lines)
-
-
-def _backend_line() -> str:
-    if get_backend() != "numba":
-        return get_backend()
-    from bertcore.kernels import _numba
-
-    threads = _numba.thread_count()
-    return f"numba ({_numba.LEVEL.name}, {threads.count} threads by {threads.source})"
 
 
 def compilation_note(compiled: list[str] | None) -> str:

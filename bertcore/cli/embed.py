@@ -86,7 +86,13 @@ class Embed(TextsCommand, Reading):
 
     def run(self) -> None:
         if self.ray:
-            self._run_on_ray()
+            from bertcore.kernels import get_backend
+
+            with self.chosen_backend():
+                self.backend = get_backend()  # the workers compute on the same
+            self.format, self.column = self.format or "npy", self.column or "text"
+            self.part_rows = self.part_rows or 65536
+            embed_on_ray(model_folder(self.model), self)
             return
         as_npy = self.format == "npy" or (self.format is None and Path(self.output).suffix.lower() == ".npy")
         to_terminal = self.output == "-" and sys.stdout is not None and sys.stdout.isatty()  # None: it is closed
@@ -105,14 +111,6 @@ class Embed(TextsCommand, Reading):
         if self.progress or (self.progress is None and self.output != "-" and seconds > LONG):
             speed = f"{count / seconds:,.0f} texts a second"
             print(f"{self.output}: {count:,} texts, {encoder.embedding_dimension} dimensions, {speed}", file=sys.stderr)
-
-    def _run_on_ray(self) -> None:
-        from bertcore.kernels import get_backend
-
-        with self.chosen_backend():
-            self.backend = get_backend()  # the workers compute on the same
-        self.format, self.column, self.part_rows = self.format or "npy", self.column or "text", self.part_rows or 65536
-        embed_on_ray(model_folder(self.model), self)
 
     def encoder(self, folder: Path) -> Any:
         from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -160,6 +158,7 @@ class PartEmbedder:
 def embed_on_ray(folder: Path, args: Embed) -> None:
     """Embed the corpus FILE into the folder --output; parts that are there already are kept."""
     from bertcore.plugins.corpus import KNOWN, parts_of
+    from bertcore.tasks.texts import progress_bar
     from bertcore.training.data.files import files_of
 
     root, out = Path(args.file or "").absolute(), Path(args.output).absolute()
@@ -176,16 +175,10 @@ def embed_on_ray(folder: Path, args: Embed) -> None:
         out.mkdir(parents=True, exist_ok=True)
         with output_stream(str(out / NOTE), seekable=False) as stream:
             stream.write(json.dumps(facts, indent=1).encode())
-        _embed_all(ray, workers, missing, args.progress)
-
-
-def _embed_all(ray: Any, workers: list[Any], missing: list[tuple["RowRange", Path]], progress: bool | None) -> None:
-    from bertcore.tasks.texts import progress_bar
-
-    pool = ray.util.ActorPool(workers)
-    with progress_bar(sum(part.rows for part, _ in missing), progress) as advance, _own_errors(ray):
-        for count in pool.map_unordered(lambda worker, pair: worker.embed.remote(*pair), missing):
-            advance(count)
+        pool = ray.util.ActorPool(workers)
+        with progress_bar(sum(part.rows for part, _ in missing), args.progress) as advance, _own_errors(ray):
+            for count in pool.map_unordered(lambda worker, pair: worker.embed.remote(*pair), missing):
+                advance(count)
 
 
 def _workers(ray: Any, folder: Path, args: Embed) -> list[Any]:

@@ -53,8 +53,10 @@ class Info(Command):
     def run(self) -> None:
         if self.name is None:
             titles = {"name": "preset", "year": "year", "family": "family", "objective": "objective", "own": "its own"}
-            rows = [[str(each[key]) for key in titles] for each in _presets()]
-            print(json.dumps({"presets": _presets()}) if self.json else aligned(rows, [*titles.values()]))
+            keys, known = ("name", "hub_id", "year", "objective", "own"), PRESETS.values()
+            found = [{key: getattr(it, key) for key in keys} | {"family": it.config["model_type"]} for it in known]
+            rows = [[str(each[key]) for key in titles] for each in found]
+            print(json.dumps({"presets": found}) if self.json else aligned(rows, [*titles.values()]))
             return
         from bertcore.checkpoint import naming_config
         from bertcore.models.cost import figures
@@ -65,7 +67,10 @@ class Info(Command):
         if self.json:
             print(json.dumps({"name": self.name, **asdict(found), **facts, **own}, ensure_ascii=False))
             return
-        rows = _rows(found, facts) | ({"its head": _head(own)} if own else {})
+        rows = _rows(found, facts)
+        if own:
+            shown = [*own["labels"][:LABELS], *(["..."] if len(own["labels"]) > LABELS else [])]
+            rows["its head"] = (own["head"] or "none") + (f", of the labels {', '.join(shown)}" if shown else "")
         rows |= {"stored as": own["stored_as"]} if own.get("stored_as") else {}
         print("\n".join([self.name, *(f"  {label:<12}{printable(text)}" for label, text in rows.items())]))
 
@@ -98,11 +103,6 @@ def _of_checkpoint(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     has_labels = head.endswith(("SequenceClassification", "TokenClassification"))
     labels = ConfigReader(config).label_names() if has_labels else []
     return {"head": None if head == "AutoModel" else head, "labels": list(labels), "stored_as": stored_as}
-
-
-def _head(own: Mapping[str, Any]) -> str:
-    shown = [*own["labels"][:LABELS], *(["..."] if len(own["labels"]) > LABELS else [])]
-    return (own["head"] or "none") + (f", of the labels {', '.join(shown)}" if shown else "")
 
 
 def known_preset(name: str) -> Preset | None:
@@ -171,11 +171,6 @@ def _savings(found: "Figures") -> dict[str, str]:
         tables = found.wide_embeddings / found.embeddings
         savings.append(f"embeddings 1/{tables:.4g} of {found.wide_embeddings:,}, if as wide as the layers")
     return {"savings": "; ".join(savings)} if savings else {}
-
-
-def _presets() -> list[dict[str, Any]]:
-    keys, presets = ("name", "hub_id", "year", "objective", "own"), PRESETS.values()
-    return [{key: getattr(each, key) for key in keys} | {"family": each.config["model_type"]} for each in presets]
 
 
 class Column(NamedTuple):

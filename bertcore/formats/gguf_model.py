@@ -342,7 +342,11 @@ class _Tensors:
         if left:
             raise CheckpointError(f"{self.opened.file} has tensors that its architecture does not: {listed(left)}")
         maps = {name for each in self.model.parameters() if each.uses == {"weight"} for name in each.names}
-        keeps = all(self._has_blocks(sources[name], expected[name]) for name in maps)
+        infos = {name: [self.opened.info[part] for part, _ in sources[name]] for name in maps}
+        keeps = all(
+            parts and all(info.kind == "Q8_0" and info.shape[1:] == expected[name][1:] for info in parts)
+            for name, parts in infos.items()
+        )
         found = {}
         for name, shape in expected.items():
             if keeps and name in maps:
@@ -372,22 +376,15 @@ class _Tensors:
             first = sum(sizes[:place])
             return self._found([joined], slice(first, first + sizes[place]))
         gate = f"{stem}ffn_gate{end}"
-        if part == "expand" and spec.gate is not None and gate in self.opened.info and "gate" not in self._names:
+        has_gate = "gate" in self.model.family.layer_names
+        if part == "expand" and spec.gate is not None and gate in self.opened.info and not has_gate:
             return self._found([gate, whole] if spec.gate == "first" else [whole, gate])
         return self._found([whole])
-
-    @property
-    def _names(self) -> Mapping[str, str]:
-        return self.model.family.layer_names
 
     def _found(self, names: list[str], rows: slice = slice(None)) -> list[tuple[str, slice]]:
         self.missing += [name for name in names if name not in self.opened.info]
         self.used.update(names)
         return [(name, rows) for name in names]
-
-    def _has_blocks(self, sources: list[tuple[str, slice]], shape: tuple[int, ...]) -> bool:
-        infos = [self.opened.info[name] for name, _ in sources]
-        return bool(infos) and all(info.kind == "Q8_0" and info.shape[1:] == shape[1:] for info in infos)
 
     def _int8(self, name: str, sources: list[tuple[str, slice]]) -> dict[str, Array]:
         blocks = np.concatenate([self.opened.blocks(source)[rows] for source, rows in sources])

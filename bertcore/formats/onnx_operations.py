@@ -317,11 +317,6 @@ def _relative(graph: Graph, scores: str, query: str, key: str, relative: Any) ->
     return scores, graph.once(("bias", id(table)), make)
 
 
-def _reshape(graph: Graph, array: Any, *, shape: tuple[int, ...]) -> str:
-    """Rows in another number: those of a text stay together."""
-    return graph.node("Reshape", array, np.array([0, -1, *shape[1:]]))
-
-
 EMITTERS: dict[str, Callable[..., Any]] = {
     "linear": _linear,
     "layer_norm": _layer_norm,
@@ -335,7 +330,8 @@ EMITTERS: dict[str, Callable[..., Any]] = {
     "take_neighbours": _take_neighbours,
     "slice_columns": lambda graph, array, *, first, last: graph.columns(array, first, last),
     "concatenate": lambda graph, *arrays, axis: graph.node("Concat", *arrays, axis=-1),
-    "reshape": _reshape,
+    # Rows in another number: those of a text stay together.
+    "reshape": lambda graph, array, *, shape: graph.node("Reshape", array, np.array([0, -1, *shape[1:]])),
     "rotary": _rotary,
     "self_attention": _self_attention,
 }

@@ -157,7 +157,10 @@ def _handler(
         if page is not None and not is_post:
             return page()
         assert endpoint is not None
-        _check_key(request, settings.api_key)
+        if settings.api_key is not None:
+            scheme, _, key = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() != "bearer" or not hmac.compare_digest(key.strip().encode(), settings.api_key.encode()):
+                raise rq.unauthorized("expected the header Authorization: Bearer KEY, with this server's key")
         if is_post:
             body = rq.checked(endpoint.body, await _read_body(request, settings), "", settings.max_client_batch_size)
         else:
@@ -166,14 +169,6 @@ def _handler(
         return long_json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
 
     return handle
-
-
-def _check_key(request: Request, key: str | None) -> None:
-    if key is None:
-        return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), key.encode()):
-        raise rq.unauthorized("expected the header Authorization: Bearer KEY, with this server's key")
 
 
 async def _read_body(request: Request, settings: ServerSettings) -> dict[str, Any]:

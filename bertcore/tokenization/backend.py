@@ -44,7 +44,10 @@ def build_backend(folder: Path, settings: TokenizerSettings) -> Built:
     extra = [token.content for token in settings.extra_special_tokens]
     if file.is_file():
         backend = _from_tokenizer_json(file)
-        family = _family_of_model(backend, settings)
+        nameless = BERT if isinstance(backend.model, models.WordPiece) else ""
+        family = FAMILIES.get(settings.tokenizer_class or nameless, GENERIC)
+        if family is not GENERIC and not isinstance(backend.model, MODELS[family.model]):
+            family = GENERIC
         set_options(backend, settings)
     else:
         family, files = _family_of_files(folder, settings)
@@ -79,14 +82,6 @@ def _from_tokenizer_json(file: Path) -> Tokenizer:
         if backend.model.token_to_id(unknown) is None:  # the first unknown word would fail; added tokens do not count
             raise CheckpointError(f"{file} lacks the unknown token {unknown!r}")
     return backend
-
-
-def _family_of_model(backend: Tokenizer, settings: TokenizerSettings) -> TokenizerFamily:
-    """Return the family that the settings name, if the model is of its kind; BERT for an unnamed WordPiece."""
-    nameless = BERT if isinstance(backend.model, models.WordPiece) else ""
-    family = FAMILIES.get(settings.tokenizer_class or nameless, GENERIC)
-    fits = family is not GENERIC and isinstance(backend.model, MODELS[family.model])
-    return family if fits else GENERIC
 
 
 def _family_of_files(folder: Path, settings: TokenizerSettings) -> tuple[TokenizerFamily, list[Path]]:
@@ -140,18 +135,16 @@ def _post_processor(
         sep, cls = ((special[name], backend.token_to_id(special[name])) for name in ("sep_token", "cls_token"))
         prefix_space = family.offsets_count_prefix or bool(settings.option("add_prefix_space", family))
         return processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=prefix_space)
-    single, pair = (family.single, family.pair) if family.single else _stated_template(settings, special)
+    single, pair = family.single, family.pair
+    if not single:  # the settings state it
+        names = ("bos_token", "eos_token")
+        bos, eos = (name if name in special and settings.options.get(f"add_{name}") else "" for name in names)
+        single = f"{bos} $A {eos}"
+        pair = f"{single} {bos and bos + ':1'} $B:1 {eos and eos + ':1'}"
     names = {part.split(":")[0] for part in pair.split()} & special.keys()
     tokens = [(special[name], backend.token_to_id(special[name])) for name in sorted(names)]
     templates = {"single": _template(single, special), "pair": _template(pair, special)}
     return processors.TemplateProcessing(**templates, special_tokens=tokens)
-
-
-def _stated_template(settings: TokenizerSettings, special: Mapping[str, str]) -> tuple[str, str]:
-    names = ("bos_token", "eos_token")
-    bos, eos = (name if name in special and settings.options.get(f"add_{name}") else "" for name in names)
-    single = f"{bos} $A {eos}"
-    return single, f"{single} {bos and bos + ':1'} $B:1 {eos and eos + ':1'}"
 
 
 def _template(template: str, special: Mapping[str, str]) -> list[str]:

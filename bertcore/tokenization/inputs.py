@@ -182,20 +182,16 @@ def read_texts(text: Any, text_pair: Any, split: bool = False) -> Texts:
     """Check both arguments of a call; with `split`, texts are lists of words. Errors name the wrong text."""
     single = not (text and isinstance(text[0], WORDS)) if split and isinstance(text, WORDS) else isinstance(text, str)
     if not single:
-        return _read_batch(text, text_pair, split)
+        first = _check_batch("text", text, split)
+        second = None if text_pair is None else _check_batch("text_pair", text_pair, split)
+        if second is not None and len(second) != len(first):
+            raise ValueError(f"text_pair has {len(second)} texts, expected {len(first)}, one for each of text")
+        return Texts(first, second, batched=True, split=split)
     _check_text("text", text, split)
     if text_pair is not None:
         _check_text("text_pair", text_pair, split, ", as text is one")
     first, second = (list(one) if isinstance(one, tuple) else one for one in (text, text_pair))
     return Texts([first], None if second is None else [second], batched=False, split=split)
-
-
-def _read_batch(text: Any, text_pair: Any, split: bool) -> Texts:
-    first = _check_batch("text", text, split)
-    second = None if text_pair is None else _check_batch("text_pair", text_pair, split)
-    if second is not None and len(second) != len(first):
-        raise ValueError(f"text_pair has {len(second)} texts, expected {len(first)}, one for each of text")
-    return Texts(first, second, batched=True, split=split)
 
 
 def _check_batch(argument: str, texts: Any, split: bool) -> list:
