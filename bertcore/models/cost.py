@@ -16,17 +16,15 @@ load on the machine affects all of them equally.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import multiprocessing
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -290,14 +288,9 @@ def warm_worker(member: Member, asked: Mapping[str, Any]) -> Iterator[_Worker]:
 
 @contextlib.contextmanager
 def started_worker(name: str) -> Iterator[_Worker]:
-    with tempfile.TemporaryFile() as errors:
-        command, pipe = [sys.executable, "-m", "bertcore.models.cost"], subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors)
-        try:
-            yield _Worker(name, process, errors)
-        finally:
-            process.kill()
-            process.communicate()
+    context = multiprocessing.get_context("spawn")  # the process begins without this one's memory
+    with ProcessPoolExecutor(1, context) as executor:
+        yield _Worker(name, executor)
 
 
 @dataclass(frozen=True)
@@ -305,35 +298,31 @@ class _Worker:
     """A process with one model, which runs a pass on request."""
 
     name: str
-    process: subprocess.Popen[bytes]
-    errors: IO[bytes]
+    executor: ProcessPoolExecutor
 
     def turn(self) -> dict[str, float]:
         """Return the seconds of a pass, and the resident memory after it."""
-        return self.ask({})
+        return self.ask(None)
 
-    def ask(self, what: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the process's answer. Raises RuntimeError if the process ended instead."""
-        answer = b""
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(what).encode() + b"\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        if not answer:
-            code = self.process.wait()
-            self.errors.seek(0)
-            last = (self.errors.read().decode(errors="replace").strip().splitlines() or [f"exit code {code}"])[-1]
-            raise RuntimeError(f"{self.name} cannot be measured: {last}")
-        return json.loads(answer)
+    def ask(self, what: Mapping[str, Any] | None) -> dict[str, Any]:
+        """Return the process's answer. Raises RuntimeError if it fails."""
+        try:
+            return self.executor.submit(_answer, what).result()
+        except Exception as error:
+            raise RuntimeError(f"{self.name} cannot be measured: {type(error).__name__}: {error}") from error
 
 
-def _answer_requests() -> None:
-    """Run a worker process: the first input line names a model, each later line asks for one turn."""
-    before = resident_megabytes()
-    passes = timed_passes(**json.loads(sys.stdin.readline()))
-    print(json.dumps({"compiled": next(passes)}), flush=True)
-    for _ in sys.stdin:
-        print(json.dumps({"seconds": next(passes), "resident": resident_megabytes() - before}), flush=True)
+_passes: Iterator[Any] = iter(())  # in a worker's process, and its resident megabytes before the first
+_before = 0.0
+
+
+def _answer(what: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Answer in a worker's process: the first request names a model, each later one asks for one turn."""
+    global _passes, _before
+    if what is not None:
+        _before, _passes = resident_megabytes(), timed_passes(**what)
+        return {"compiled": next(_passes)}
+    return {"seconds": next(_passes), "resident": resident_megabytes() - _before}
 
 
 def timed_passes(config: Mapping[str, Any], folder: str | None, batch: int, length: int, backend: str) -> Iterator[Any]:
@@ -373,7 +362,3 @@ def _pass(model: Any, ids: np.ndarray) -> np.ndarray:
     from bertcore import kernels
 
     return kernels.to_host(model(ids).last_hidden_state)  # waits for a GPU
-
-
-if __name__ == "__main__":
-    _answer_requests()
