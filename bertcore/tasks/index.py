@@ -30,15 +30,16 @@ from bertcore.checkpoint.files import (
 )
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
-from bertcore.tasks.index_rows import ROWS, row_blocks
 from bertcore.tasks.quantization import FEW, Codes
 from bertcore.tasks.search import BestRows, best_codes, check_table, multiplier, rescored
 from bertcore.tasks.similarity import normalized
+from bertcore.tasks.texts import checked_text
 
 NAME, PARTS, VERSION = "index.json", "parts", 1
 PRECISIONS = ("float32", "float16", "int8", "binary")
 SAMPLE = 1 << 14  # first rows, from which the ranges and the center are computed
 BLOCK = 1 << 23  # numbers of rows that are multiplied at once
+ROWS = 4096  # written at once
 FLOATS = {"float32": "<f4", "float16": "<f2"}
 
 
@@ -177,7 +178,7 @@ class VectorIndex:
         if held := sorted(file.name for file in path.iterdir() if not file.name.startswith(".")):
             raise ValueError(f"folder is {path}, which holds {listed(held)}, expected a new or empty one")
         try:
-            blocks = row_blocks(embeddings, ids, texts)
+            blocks = _row_blocks(embeddings, ids, texts)
             first = list(itertools.islice(blocks, SAMPLE // ROWS))
             if not first:
                 raise ValueError("embeddings holds no rows, expected one or more")
@@ -213,7 +214,7 @@ class VectorIndex:
             raise ValueError(f"texts is {found}, expected {wanted}, as in the call of `build`")
         with locked(self.folder / PARTS):
             self._open(read_json_object(self.folder / NAME))  # other processes may have added rows
-            blocks = row_blocks(embeddings, ids, texts, len(self))
+            blocks = _row_blocks(embeddings, ids, texts, len(self))
             first = next(blocks, None)
             if first is None:
                 raise ValueError("embeddings holds no rows, expected one or more")
@@ -413,3 +414,62 @@ def _check_distinct(ids: np.ndarray) -> None:
     values, counts = np.unique(ids, return_counts=True)
     if len(values) != len(ids):
         raise ValueError(f"ids has {values[counts.argmax()]} {counts.max()} times, expected each once in the index")
+
+
+def _row_blocks(
+    embeddings: Any, ids: Any, texts: Any, start: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray, list[bytes]]]:
+    """Yield rows, float32 (rows, dim), with as many ids and encoded texts."""
+    for name, given in (("ids", ids), ("texts", texts)):
+        if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | None):
+            raise TypeError(f"{name} is {type(given).__name__}, expected one for each row")
+    numbers = itertools.count(start) if ids is None else iter(ids)
+    lines = None if texts is None else iter(texts)
+    done = 0
+    for rows in _rows(embeddings):
+        some = list(itertools.islice(numbers, len(rows)))
+        words = [] if lines is None else list(itertools.islice(lines, len(rows)))
+        for name, found in (("ids", some), ("texts", words if lines is not None else some)):
+            if len(found) != len(rows):
+                raise ValueError(f"{name} has {done + len(found)} entries, expected one for each row")
+        made = np.array([_id(done + at, each) for at, each in enumerate(some)], np.int64)
+        yield rows, made, [checked_text(f"texts[{done + at}]", each).encode() for at, each in enumerate(words)]
+        done += len(rows)
+    for name, rest in (("ids", iter(()) if ids is None else numbers), ("texts", lines or iter(()))):
+        if next(rest, None) is not None:
+            raise ValueError(f"{name} has more than {done} entries, expected one for each row")
+
+
+def _id(place: int, value: Any) -> int:
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
+        raise TypeError(f"ids[{place}] is {value!r:.80}, expected an integer")
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"ids[{place}] is {value}, expected an integer of 64 bits")
+    return int(value)
+
+
+def _rows(embeddings: Any) -> Iterator[np.ndarray]:
+    """Yield blocks of ROWS rows, float32, the last of fewer."""
+    if hasattr(embeddings, "shape") and len(embeddings.shape) == 2:
+        table = embeddings
+        embeddings = (table[at : at + ROWS] for at in range(0, len(table), ROWS))
+    elif isinstance(embeddings, str | bytes | Mapping) or not isinstance(embeddings, Iterable):
+        raise TypeError(f"embeddings is {type(embeddings).__name__}, expected an array (rows, dim), or rows")
+    waiting: list[np.ndarray] = []
+    count = 0
+    for place, some in enumerate(embeddings):
+        if isinstance(some, int | float | np.number):
+            raise ValueError(f"embeddings[{place}] is one number, expected a row (dim,) or rows (rows, dim)")
+        rows = check_table(f"embeddings[{place}]", some)
+        if not rows.shape[1] or (waiting and rows.shape[1] != waiting[0].shape[1]):
+            expected = str(waiting[0].shape[1]) if waiting else "one or more"
+            raise ValueError(f"embeddings[{place}] has {rows.shape[1]} numbers, expected {expected}")
+        made = as_float32(f"embeddings[{place}]", rows)
+        waiting.append(made)
+        count += len(made)
+        if count >= ROWS:
+            joined, whole = np.concatenate(waiting), count - count % ROWS
+            yield from (joined[at : at + ROWS] for at in range(0, whole, ROWS))
+            waiting, count = [joined[whole:]], count - whole
+    if count:
+        yield np.concatenate(waiting)

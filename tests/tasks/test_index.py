@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from bertcore import VectorIndex, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks import index as module
-from bertcore.tasks import index_rows
 from bertcore.tasks.index import merged
 from bertcore.tasks.quantization import quantize_embeddings
 from bertcore.tasks.search import semantic_search
@@ -126,8 +125,7 @@ def test_ids_and_texts(folder):
 
 def test_memory_is_bounded(folder, monkeypatch):
     """The stream is asked for rows as they are written."""
-    for each in (module, index_rows):
-        monkeypatch.setattr(each, "ROWS", 16)
+    monkeypatch.setattr(module, "ROWS", 16)
     monkeypatch.setattr(module, "SAMPLE", 32)
     written, asked = [], []
     write = module.NpyStream.write
