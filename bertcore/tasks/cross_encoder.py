@@ -35,6 +35,7 @@ from bertcore.tasks.folder import (
     saved_settings,
 )
 from bertcore.tasks.long_texts import ReadOptions
+from bertcore.tasks.search import ranking
 from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
 from bertcore.tasks.texts import checked_text, checked_texts, progress_bar
 
@@ -88,9 +89,7 @@ class CrossEncoder(Encoder):
         activation_fn: str | Activation | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        own: dict[str, Any] = {"dtype": dtype, "max_length": max_length, "activation_fn": activation_fn}
-        own["num_labels"] = num_labels
-        opened = self._open(model_name_or_path, "cross-encoder", options, **own)
+        opened = self._open(model_name_or_path, "cross-encoder", options)
         self._is_new = num_labels is not None
         self._where = where = _model_folder(opened, self._is_new)
         settings = read_transformer(where, "sequence-classification" if num_labels is None else None)
@@ -289,16 +288,11 @@ class CrossEncoder(Encoder):
         """
         if self.num_labels != 1:
             raise ValueError(f"the model has {self.num_labels} labels; rank needs one: use predict")
-        if top_k is not None:
-            check_count("top_k", top_k)
+        top_k = None if top_k is None else check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
         pairs = [(query, text) for text in texts]
         scores = self.predict(pairs, prompt_name, prompt, batch_size, pool=pool, chunk_size=chunk_size, **options)
-        best = np.argsort(-scores, kind="stable")[:top_k].tolist()
-        return [
-            {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
-            for index in best
-        ]
+        return ranking(scores, texts, top_k, return_documents)
 
 
 def _model_folder(folder: Path, is_start: bool) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import shutil
 import tempfile
@@ -39,40 +40,46 @@ Reading = TypeVar("Reading", bound=ReadOptions)
 
 
 def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """Decorate an encoder's constructor, so that saves into the folder that it reads wait until it has finished."""
+    """Decorate an encoder's constructor, so that saves into the folder that it reads wait until it has finished.
+
+    The arguments are kept, to construct the same encoder in another process.
+    """
+    names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
-    def call(*args: Arguments.args, **given: Arguments.kwargs) -> None:
-        _take_peers_arguments(args, given)
-        folder = given.get("model_name_or_path", args[1] if len(args) > 1 else None)
+    def call(self: Any, *args: Any, **given: Any) -> None:
+        named = dict(zip(names, args, strict=False))
+        _take_peers_arguments(self, named, given)
+        folder = given.get("model_name_or_path", named.get("model_name_or_path"))
         with locked(Path(folder), shared=True) if isinstance(folder, str | os.PathLike) else nullcontext():
-            init(*args, **given)
-            args[0]._modules_read = args[0]._modules_file()
+            init(self, *args, **given)
+            self._modules_read = self._modules_file()
+        self._arguments = named | given | {"model_name_or_path": self.folder}
 
     return call
 
 
-def _take_peers_arguments(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+def _take_peers_arguments(encoder: Any, named: Mapping[str, Any], given: dict[str, Any]) -> None:
     """Translate sentence-transformers' arguments: `model_kwargs` with a dtype, and `modules` to a folder of them."""
-    named = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
-    kwargs = dict(given.pop(named) or {}) if named else {}
-    dtypes = [kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs]
+    name = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
+    kwargs = dict(given.pop(name) or {}) if name else {}
+    dtypes = [kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs]
     if kwargs:
-        raise TypeError(f"{named} has {', '.join(map(repr, kwargs))}, expected only dtype")
+        raise TypeError(f"{name} has {', '.join(map(repr, kwargs))}, expected only dtype")
     if dtypes:
         if given.get("dtype") is not None:
-            raise TypeError(f"dtype and {named} with a dtype are both given, expected one")
-        name = str(dtypes[0]).removeprefix("torch.")
-        given["dtype"] = None if name in ("auto", "None") else name
+            raise TypeError(f"dtype and {name} with a dtype are both given, expected one")
+        dtype = str(dtypes[0]).removeprefix("torch.")
+        given["dtype"] = None if dtype in ("auto", "None") else dtype
     modules = given.pop("modules", None)
     if modules is None:
         return
-    if len(args) > 1 or given.get("model_name_or_path") is not None:
+    if (named | given).get("model_name_or_path") is not None:
         raise TypeError("model_name_or_path and modules are both given, expected one of them")
     if not isinstance(modules, Iterable):
         raise TypeError(f"modules is {type(modules).__name__}, expected a list of modules of sentence-transformers")
     given["model_name_or_path"] = folder = tempfile.mkdtemp(prefix="bertcore-modules-")
-    weakref.finalize(args[0], shutil.rmtree, folder, ignore_errors=True)
+    weakref.finalize(encoder, shutil.rmtree, folder, ignore_errors=True)
     save_modules(modules, Path(folder))
 
 
@@ -174,15 +181,14 @@ class Encoder:
     _arguments: dict[str, Any]  # to construct the same encoder in another process
     _method: ClassVar[str] = "encode"
 
-    def _open(self, model_name_or_path: str | os.PathLike[str], kind: str, options: EncoderOptions, **own: Any) -> Path:
-        """Find the folder of a `kind` of encoder and apply `options`; `own` are the encoder's other arguments."""
+    def _open(self, model_name_or_path: str | os.PathLike[str], kind: str, options: EncoderOptions) -> Path:
+        """Find the folder of a `kind` of encoder and apply `options`."""
         hub: dict[str, Any] = {
             name: options[name] for name in ("revision", "token", "local_files_only") if name in options
         }
         checks.boolean("trust_remote_code", options.get("trust_remote_code", False))
         found = resolve(model_name_or_path, "sentence_encoder", cache_dir=options.get("cache_folder"), **hub)
         self.folder = opened_folder(found, kind)
-        self._arguments = {"model_name_or_path": self.folder, **own, **options}
         self.model_card_data = ModelCardData()
         self._device = options.get("device")
         backend_of(self._device)

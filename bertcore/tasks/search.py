@@ -54,6 +54,17 @@ def largest(scores: np.ndarray, count: int) -> np.ndarray:
     return np.argsort(-scores, axis=1, kind="stable")
 
 
+def ranking(
+    scores: np.ndarray, texts: Sequence[str], top_k: int | None, return_documents: bool
+) -> list[dict[str, Any]]:
+    """Return the index and the score of each text, best first; ties keep their order."""
+    checks.boolean("return_documents", return_documents)
+    return [
+        {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
+        for index in np.argsort(-scores, kind="stable")[:top_k].tolist()
+    ]
+
+
 def semantic_search(
     query_embeddings: np.ndarray,
     corpus_embeddings: Any,

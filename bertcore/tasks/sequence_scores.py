@@ -139,3 +139,9 @@ def published_function(problem_type: str | None, num_labels: int) -> str:
     if problem_type == "regression":
         return "none"
     return "sigmoid" if problem_type == "multi_label_classification" or num_labels == 1 else "softmax"
+
+
+def best_labels(scores: np.ndarray, names: Any, top_k: int | None = None) -> list[dict[str, Any]]:
+    """Return {"label", "score"} of the classes, best first; `names` are by index."""
+    order = np.argsort(-scores, kind="stable")[:top_k].tolist()
+    return [{"label": names[index], "score": float(scores[index])} for index in order]

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Unpack
@@ -98,9 +98,7 @@ class SparseEncoder(PromptedReader):
         max_active_dims: int | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        own: dict[str, Any] = {"dtype": dtype, "max_seq_length": max_seq_length, "max_active_dims": max_active_dims}
-        own["similarity_fn_name"] = similarity_fn_name
-        folder = self._open(model_name_or_path, "sparse encoder", options, **own)
+        folder = self._open(model_name_or_path, "sparse encoder", options)
 
         def load(reader: SparseEncoder, modules: list[Module] | None, models: dict[Path, Any]) -> None:
             reader._load_parts(read_sparse_settings(folder, modules), dtype, max_seq_length, models)
@@ -292,10 +290,8 @@ class SparseEncoder(PromptedReader):
         table = as_table(embeddings)
         if embeddings.ndim == 1:
             return self.decode(SparseRow(table.indices, table.data), top_k)
-        embeddings = table
-        rows = zip(embeddings.indptr[:-1], embeddings.indptr[1:], strict=True)
-        parts = (SparseRow(embeddings.indices[a:b], embeddings.data[a:b]) for a, b in rows)
-        return [self.decode(part, top_k) for part in parts]
+        parts = (slice(*ends) for ends in pairwise(table.indptr))
+        return [self.decode(SparseRow(table.indices[part], table.data[part]), top_k) for part in parts]
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
@@ -303,8 +299,7 @@ class SparseEncoder(PromptedReader):
         The matrices are as returned by `encode`: SciPy matrices, PyTorch tensors (the result is then a tensor) or lists
             of `SparseRow`s. `similarity_fn_name` selects the function; except for "dot", memory holds dense matrices.
         """
-        width = self.embedding_dimension
-        left, right = as_table(embeddings1, width), as_table(embeddings2, width)
+        left, right = (as_table(each, self.embedding_dimension) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "dot":
             return like(embeddings1, SparseIndex(right).scores(left))
         of_all = SIMILARITIES[self.similarity_fn_name].of_all
@@ -312,8 +307,7 @@ class SparseEncoder(PromptedReader):
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
         """Return the similarity (n,) of the rows at the same index."""
-        width = self.embedding_dimension
-        left, right = as_table(embeddings1, width), as_table(embeddings2, width)
+        left, right = (as_table(each, self.embedding_dimension) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "dot":
             return like(embeddings1, left.multiply(right).sum(axis=-1))
         of_pairs = SIMILARITIES[self.similarity_fn_name].of_pairs

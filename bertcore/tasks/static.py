@@ -22,7 +22,7 @@ from bertcore.kernels import checks
 from bertcore.tasks.folder import MODELS, MODULES_NAME, module_entries
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.modules import pool, unknown_id
-from bertcore.tasks.sequence_scores import FUNCTIONS
+from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels
 from bertcore.tasks.texts import MOST_TOKENS, checked_text, checked_texts
 from bertcore.tokenization.tokenizer import Tokenizer
 
@@ -221,9 +221,9 @@ class StaticModelPipeline:
         def found() -> Iterator[list[dict[str, Any]]]:
             for row in rows:
                 scores = FUNCTIONS[self.activation if self.classes_ is not None else "none"](self._mapped(row[None]))[0]
-                names = [f"LABEL_{n}" for n in range(len(scores))] if self.classes_ is None else self.classes_.tolist()
-                order = np.argsort(-scores, kind="stable")[:top_k].tolist()
-                yield [{"label": str(names[place]), "score": float(scores[place])} for place in order]
+                numbers = [f"LABEL_{number}" for number in range(len(scores))]
+                names = numbers if self.classes_ is None else list(map(str, self.classes_.tolist()))
+                yield best_labels(scores, names, top_k)
 
         return found()
 

@@ -189,7 +189,9 @@ def test_int8_is_refused_on_cuda(monkeypatch, dtype):
         model = AutoModel.from_config(CONFIG, dtype=dtype)
     monkeypatch.setattr(dispatch, "startup_error", lambda name: None)
     with use_backend("cupy"):
-        with pytest.raises(ValueError, match=f"dtype is '{dtype}', which runs on backends numpy and numba, not on 'cupy'"):
+        with pytest.raises(
+            ValueError, match=f"dtype is '{dtype}', which runs on backends numpy and numba, not on 'cupy'"
+        ):
             AutoModel.from_config(CONFIG, dtype=dtype)
         for form in ("weight", "value"):
             with pytest.raises(ValueError, match=f"loaded with dtype='{dtype}', which runs only on the CPU"):

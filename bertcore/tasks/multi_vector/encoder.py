@@ -20,7 +20,7 @@ from bertcore.models.auto import AutoModel
 from bertcore.passes import Pass
 from bertcore.tape import value_of
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, locking_folder
-from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, module_entries, with_prompt
+from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, module_entries
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.multi_vector.modules import TokenHead, TokenRow, pool_tokens
 from bertcore.tasks.multi_vector.settings import (
@@ -31,6 +31,7 @@ from bertcore.tasks.multi_vector.settings import (
     read_late_settings,
 )
 from bertcore.tasks.reading import PromptedReader, ReadOptions
+from bertcore.tasks.search import ranking
 from bertcore.tasks.similarity import maxsim, maxsim_pairwise, normalized
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
@@ -120,12 +121,7 @@ class MultiVectorEncoder(PromptedReader):
         similarity_fn_name: str | None = None,
         **options: Unpack[EncoderOptions],
     ):
-        own: dict[str, Any] = {
-            "dtype": dtype, "max_seq_length": max_seq_length, "query_length": query_length,
-            "document_length": document_length, "query_expansion": query_expansion, "skiplist_words": skiplist_words,
-            "embedding_dimension": embedding_dimension, "similarity_fn_name": similarity_fn_name,
-        }  # fmt: skip
-        folder = self._open(model_name_or_path, "late-interaction encoder", options, **own)
+        folder = self._open(model_name_or_path, "late-interaction encoder", options)
         self.settings = settings = read_late_settings(folder)
         if options.get("prompts") is None:
             self._prompts = Prompts(settings.prompts, self._prompts.default)
@@ -253,9 +249,6 @@ class MultiVectorEncoder(PromptedReader):
         if not convert_to_numpy:
             found = [required("torch").from_numpy(vectors) for vectors in found]
         return found[0] if isinstance(inputs, str) else found
-
-    def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[np.ndarray]:
-        return self.encode_stream(inputs, **with_prompt(options, self.document_prompt) | {"task": "document"})
 
     def encode_stream(
         self,
@@ -385,12 +378,7 @@ class MultiVectorEncoder(PromptedReader):
         """
         most = None if top_k is None else check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))
-        checks.boolean("return_documents", return_documents)
-        scores = np.array([*self.score_stream(query, texts, **options)])
-        return [
-            {"corpus_id": index, "score": float(scores[index])} | ({"text": texts[index]} if return_documents else {})
-            for index in np.argsort(-scores, kind="stable")[:most].tolist()
-        ]
+        return ranking(np.array([*self.score_stream(query, texts, **options)]), texts, most, return_documents)
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
         return CutTexts(self, max_length, self.model.spec.longest_sequence, argument="query_length, document_length")

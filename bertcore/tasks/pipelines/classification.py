@@ -21,7 +21,7 @@ from bertcore.tasks.gliner import GLiNER, is_gliner2
 from bertcore.tasks.gliner2 import GLiNER2
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
-from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
+from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 
 
@@ -112,9 +112,7 @@ class TextClassificationPipeline(Pipeline):
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         scores = merged(kept[0], options.merge)
-        names = self.id2label
-        order = np.argsort(-scores, kind="stable")
-        ranked = [{"label": names[index], "score": float(scores[index])} for index in order.tolist()]
+        ranked = best_labels(scores, self.id2label)
         return ranked[0] if options.top_k is BEST_ALONE else ranked[: options.top_k]
 
     def _options(self, given: Mapping[str, Any]) -> Any:

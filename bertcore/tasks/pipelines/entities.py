@@ -16,7 +16,7 @@ from bertcore.models.model import Model
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
-from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
+from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import checked_text, too_long
 from bertcore.tokenization import mentions as marked
 
@@ -144,8 +144,7 @@ class EntityClassificationPipeline(_EntityPipeline):
 
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         ((scores,),) = kept
-        names, order = self.id2label, np.argsort(-scores, kind="stable").tolist()
-        ranked = [{"label": names[index], "score": float(scores[index])} for index in order]
+        ranked = best_labels(scores, self.id2label)
         threshold, top_k = options.threshold, options.top_k
         if threshold is None and top_k is BEST_ALONE:
             if self.model.config.get("problem_type") != "multi_label_classification":

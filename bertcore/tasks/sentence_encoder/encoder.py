@@ -124,9 +124,7 @@ class SentenceEncoder(PromptedReader):
         **options: Unpack[EncoderOptions],
     ):
         self.task, self.truncate_dim = task, None
-        own: dict[str, Any] = {"dtype": dtype, "task": task, "max_seq_length": max_seq_length}
-        own |= {"truncate_dim": truncate_dim, "similarity_fn_name": similarity_fn_name, "unknown": unknown}
-        self._open(model_name_or_path, "sentence encoder", options, **own)
+        self._open(model_name_or_path, "sentence encoder", options)
 
         def load(reader: SentenceEncoder, modules: list[Module] | None, models: dict[Path, Any]) -> None:
             reader.load_parts(read_settings(self.folder, modules), dtype, max_seq_length, unknown, models)
