@@ -3,29 +3,11 @@
 
 // ---- right ------------------------------------------------------------------------------------------------------
 
-// Each block reverses its 128 values through shared memory.
-template <bool SYNCHRONISED> __global__ void reverse(const int *input, int *output) {
+// Each thread reads what another of its block may not have written yet: a barrier is missing.
+__global__ void reverse(const int *input, int *output) {
   SHARED_ARRAY(int, held, 128);
-  held[threadIdx.x] = input[blockIdx.x * 128 + threadIdx.x];
-  if (SYNCHRONISED) __syncthreads();
-  output[blockIdx.x * 128 + threadIdx.x] = held[127 - threadIdx.x];
-}
-
-// Warp 0 fills each of four stages, warp 1 takes them: each waits at one named barrier and arrives at the other.
-__global__ void hand_over(const int *input, int *output) {
-  SHARED_ARRAY(int, stage, 32);
-  const int lane = threadIdx.x % WARP;
-  for (int i = 0; i < 4; ++i) {
-    if (threadIdx.x < WARP) {
-      if (i > 0) ptx_barrier_sync(2, 64);  // the stage is free
-      stage[lane] = input[i * WARP + lane];
-      ptx_barrier_arrive(1, 64);
-    } else {
-      ptx_barrier_sync(1, 64);  // the stage is full
-      output[i * WARP + lane] = stage[lane];
-      if (i < 3) ptx_barrier_arrive(2, 64);
-    }
-  }
+  held[threadIdx.x] = input[threadIdx.x];
+  output[threadIdx.x] = held[127 - threadIdx.x];
 }
 
 // Eight results per lane: what each warp operation gives.
@@ -61,12 +43,6 @@ __global__ void functions(const float *input, float *output) {
   for (int i = 0; i < 7; ++i) output[i * count + index] = values[i];
 }
 
-__global__ void atomics(int *counter, float *sum) {
-  atomicAdd(counter, 1);
-  atomicAdd(sum, 0.5f);
-  atomicMax(counter + 1, (int)(blockIdx.x * blockDim.x + threadIdx.x));
-}
-
 template <class T> __global__ void extent(T *output) {
   const int block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
   const int thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
@@ -74,7 +50,7 @@ template <class T> __global__ void extent(T *output) {
 }
 
 // A product of 16x16 and 16x8 the way the kernels do it: cp.async, ldmatrix, mma.
-template <class T, bool AWAITED> __global__ void product(const T *a, const T *b, float *output) {
+template <bool AWAITED> __global__ void product(const __half *a, const __half *b, float *output) {
   SHARED_ARRAY(uint4, shared_a, 32);
   SHARED_ARRAY(uint4, shared_b, 32);
   const int lane = threadIdx.x;
@@ -87,7 +63,7 @@ template <class T, bool AWAITED> __global__ void product(const T *a, const T *b,
   float d[4] = {};
   ptx_ldmatrix_x4(fragment_a, &shared_a[(lane & 15) * 2 + lane / 16]);
   ptx_ldmatrix_x2_trans(fragment_b, &shared_b[lane & 15]);
-  mma<T>(d, fragment_a, fragment_b);
+  mma<__half>(d, fragment_a, fragment_b);
   for (int i = 0; i < 4; ++i) output[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = d[i];
 }
 
