@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 import bertcore
-from bertcore import AutoModel, AutoTokenizer, GLiNER, MultiVectorEncoder
+from bertcore import GLiNER, MultiVectorEncoder, SentenceEncoder
 from bertcore.arguments import required
 from bertcore.cli.inputs import WithModel, model_folder, output_stream
 from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
@@ -20,9 +20,7 @@ from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.calibration import METHODS, calibration_as_json, expected_calibration_error
-from bertcore.tasks.folder import read_prompts
 from bertcore.tasks.pipelines import pipeline
-from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
 from bertcore.tokenization.mentions import LUKE_TASKS, entities_of
@@ -266,11 +264,6 @@ class Finetune(Labels, Adapters):
         return model, tokenizer
 
     def _train_encoder(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
-        settings = read_settings(model_folder(self.model))
-        if settings.pooling not in (("mean",), ("cls",)):
-            raise CommandError(f"{self.model} pools by {', '.join(settings.pooling)}, supported is mean or cls")
-        if settings.is_static or settings.maps or not settings.include_prompt:
-            raise CommandError(f"{self.model} has other modules than Transformer, Pooling and Normalize")
         is_scored = self.task == "similarity"
         label = (self.label or "label") if is_scored else None
         if is_scored:
@@ -279,19 +272,17 @@ class Finetune(Labels, Adapters):
         train, measured = (list(columns.examples(some)) for some in (rows, held_out))
         if is_scored and len({example["label"] for example in train}) == 1:
             raise CommandError(f"all pairs have the {label} {train[0]['label']:g}: there is nothing to order them by")
-        model = self.with_adapters(AutoModel.from_pretrained(settings.model_folder, add_pooling_layer=False))
-        tokenizer = AutoTokenizer.from_pretrained(settings.model_folder)
+        encoder = SentenceEncoder(model_folder(self.model))
         kind = objectives.CoSENTLoss if is_scored else objectives.MultipleNegativesRankingLoss
-        length = self.example_length(self.model, model, LONGEST_EMBEDDED, tokenizer)
-        objective = kind(pooling=settings.pooling[0], max_length=length)
-        trainer = self.trainer(folder, model, train, measured, tokenizer, objective=objective)
+        objective = kind(encoder)
+        encoder.max_seq_length = self.example_length(self.model, encoder.model, LONGEST_EMBEDDED, encoder.tokenizer)
+        model = self.with_adapters(encoder.model)
+        trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=objective)
         print(f"data      {len(train):,} pairs, {len(measured):,} held out")
 
         def measure(out: Path) -> dict[str, float]:
-            options = {name: getattr(settings, name) for name in ("pooling", "normalize", "do_lower_case")}
-            prompts = read_prompts(settings.folders[0])
-            options |= {"prompts": prompts.by_name, "default_prompt_name": prompts.default}
-            save_sentence_encoder(out, trainer.model, tokenizer, max_seq_length=length, **options)
+            encoder.model = trainer.model
+            encoder.save_pretrained(out)
             return figures(out, measured, columns) if measured else {}
 
         self.train_and_report(trainer, measure)

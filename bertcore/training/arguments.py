@@ -68,6 +68,7 @@ class TrainingArguments:
         logging_first_step: also log the first step.
         report_to: "plot" (loss.png, by matplotlib), "tensorboard", "wandb", "mlflow", a list of these, "none", or "all"
             for the installed ones of the first two.
+        run_name: the name of the run in wandb, mlflow and TensorBoard's folder.
         disable_tqdm: show no progress bar; None shows one on a terminal.
         seed: the seed of dropout, masking and, without `data_seed`, of the order of examples.
         data_seed: the seed of the order of examples; by default `seed`.
@@ -117,6 +118,7 @@ class TrainingArguments:
     logging_steps: int = 500
     logging_first_step: bool = False
     report_to: str | Sequence[str] = "all"
+    run_name: str | None = None
     disable_tqdm: bool | None = None
     seed: int = 42
     data_seed: int | None = None
@@ -140,8 +142,9 @@ class TrainingArguments:
         if not os.fspath(self.output_dir) or os.path.isfile(self.output_dir):
             what = "a file" if self.output_dir else "empty"
             raise ValueError(f"output_dir {os.fspath(self.output_dir)!r} is {what}, expected a folder's path")
-        if not isinstance(self.metric_for_best_model, str | None):
-            raise TypeError(f"metric_for_best_model is {self.metric_for_best_model!r}, expected a name or None")
+        for name in ("metric_for_best_model", "run_name"):
+            if not isinstance(getattr(self, name), str | None):
+                raise TypeError(f"{name} is {getattr(self, name)!r}, expected a name or None")
         if not isinstance(self.lr_scheduler_kwargs, Mapping):
             raise TypeError(f"lr_scheduler_kwargs is {self.lr_scheduler_kwargs!r}, expected {{option: value}}")
         if self.bf16 and self.fp16:

@@ -290,7 +290,7 @@ class TensorBoard(Report):
     def opened(self, args: TrainingArguments) -> Any:
         from tensorboard.summary import Writer
 
-        return Writer(str(Path(args.output_dir) / TENSORBOARD_NAME))
+        return Writer(str(Path(args.output_dir) / TENSORBOARD_NAME / (args.run_name or "")))
 
     def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
         for name, value in logs.items():
@@ -308,7 +308,8 @@ class WeightsAndBiases(Report):
     def opened(self, args: TrainingArguments) -> Any:
         import wandb
 
-        run = wandb.init(dir=str(args.output_dir), config=_settings(args), id=self._id, resume="allow")
+        how = {"name": args.run_name, "config": _settings(args), "id": self._id, "resume": "allow"}
+        run = wandb.init(dir=str(args.output_dir), **how)
         self._id = run.id
         return run
 
@@ -327,7 +328,7 @@ class MLflow(Report):
     def opened(self, args: TrainingArguments) -> Any:
         import mlflow
 
-        run = mlflow.start_run(run_id=self._id)
+        run = mlflow.start_run(run_id=self._id, run_name=args.run_name)
         if self._id is None:
             mlflow.log_params(_settings(args))
         self._id = run.info.run_id

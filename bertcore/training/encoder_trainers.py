@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bertcore.arguments import naming_nearest
+from bertcore.arguments import check_share, naming_nearest
 from bertcore.gradients import Gradients, zero_gradients
 from bertcore.kernels import checks
 from bertcore.nn.parameter import Parameter
@@ -34,6 +34,7 @@ from bertcore.training.objectives import cross_encoder, embeddings, multi_vector
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
+from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer
 
 
@@ -249,7 +250,7 @@ class SentenceTransformerTrainer(Trainer):
             named(train_dataset),
             {} if eval_dataset is None and evaluator is not None else named(eval_dataset),
             model.tokenizer,
-            callbacks=callbacks,
+            callbacks=self._callbacks(callbacks or (), list(losses.values())),
             optimizers=optimizers,
             objective=losses[None] if None in losses else OfDatasets(losses),
         )
@@ -276,6 +277,10 @@ class SentenceTransformerTrainer(Trainer):
             if each.encoder is not model:
                 raise ValueError(f"loss is a {type(each).__name__} of {each.encoder!r}, expected one of model")
         return made
+
+    def _callbacks(self, given: Sequence[Any], losses: Sequence[Any]) -> list[Any]:
+        """Return the given callbacks and those of the losses."""
+        return list(given)
 
     def default_loss(self, model: Any) -> Objective:
         """Return the loss of a trainer without one."""
@@ -331,16 +336,47 @@ class CrossEncoderTrainer(SentenceTransformerTrainer):
         return kind(model)
 
 
+class SpladeRegularizerWeightSchedulerCallback(TrainerCallback):
+    """Raise the regularizer weights of a `SpladeLoss` from 0 over the first steps of a run.
+
+    Args:
+        loss: the loss.
+        scheduler_type: "linear" or "quadratic".
+        warmup_ratio: the share of the steps until the weights are full.
+    """
+
+    def __init__(self, loss: sparse.SpladeLoss, scheduler_type: str = "quadratic", warmup_ratio: float = 1 / 3):
+        if not isinstance(loss, sparse.SpladeLoss):
+            raise TypeError(f"loss is {type(loss).__name__}, expected a SpladeLoss")
+        checks.choice("scheduler_type", scheduler_type, ("linear", "quadratic"))
+        self.loss, self.scheduler_type = loss, scheduler_type
+        self.warmup_ratio = check_share("warmup_ratio", warmup_ratio)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
+        """Set the weights of the next step."""
+        whole = max(1, int((state.max_steps or 0) * self.warmup_ratio))
+        share = min(1.0, state.global_step / whole)
+        self.loss.regularizer_share = share if self.scheduler_type == "linear" else share**2
+
+    on_step_end = on_train_begin
+
+
 class SparseEncoderTrainer(SentenceTransformerTrainer):
     """Train a `SparseEncoder` in place; see `SentenceTransformerTrainer`.
 
     The default loss is `SpladeLoss` of `SparseMultipleNegativesRankingLoss`, with the weights 3e-5 of documents and
-    5e-5 of queries.
+    5e-5 of queries. A `SpladeLoss` gets a `SpladeRegularizerWeightSchedulerCallback`, unless there is one.
     """
 
     encoder_class = SparseEncoder
     loss_class = sparse.SparseObjective
     takes_prompts = False
+
+    def _callbacks(self, given: Sequence[Any], losses: Sequence[Any]) -> list[Any]:
+        kind = SpladeRegularizerWeightSchedulerCallback
+        scheduled = [each.loss for each in given if isinstance(each, kind)]
+        others = [each for each in losses if isinstance(each, sparse.SpladeLoss) and each not in scheduled]
+        return [*given, *map(kind, others)]
 
     def default_loss(self, model: Any) -> Objective:
         return sparse.SpladeLoss(model, sparse.SparseMultipleNegativesRankingLoss(model), 3e-5, 5e-5)

@@ -200,7 +200,7 @@ def test_an_encoder_of_another_pooling_is_refused(tmp_path, capsys):
     source = save_tiny_encoder(tmp_path / "encoder", {"pooling_mode": "max"})
     data = write(tmp_path, "a.jsonl", [{"text": "cat", "text_pair": "mat"}] * 9)
     assert finetune(source, tmp_path / "out", data, "pair") == 1
-    assert "pools by max, supported is mean or cls" in capsys.readouterr().err
+    assert "with pooling max, expected only Transformer, Pooling (mean" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("task, row, error", [

@@ -21,8 +21,9 @@ from bertcore.tasks.evaluation import EmbeddingSimilarityEvaluator
 from bertcore.training.data.batches import Batches, DistinctBatches, LabelledBatches, MixedBatches, Named
 from bertcore.training.objectives import Supervised
 from tests.refusals import refuses
+from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
-from tests.tiny_bert import save_tiny_bert, save_tiny_encoder
+from tests.tiny_bert import save_tiny_encoder
 
 SCRIPT = """
 model = SentenceTransformer(folder)
@@ -77,10 +78,54 @@ from datasets import Dataset
 from bertcore import SentenceEncoder as SentenceTransformer
 from bertcore import SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
 """
+OTHERS = """
+from datasets import Dataset
+rows = {"query": ["paris is", "cats", "london", "dogs eat"], "answer": ["london is", "dogs eat", "is x", "cats"]}
+scored = Dataset.from_dict(rows | {"label": [1.0, 0.0, 0.5, 0.2]})
+settings = dict(
+    output_dir=output, max_steps=4, per_device_train_batch_size=4, learning_rate=0.05, optim="sgd", seed=1,
+    lr_scheduler_type="constant", report_to="none", save_strategy="no", disable_tqdm=True,
+)
+if kind == "CrossEncoder":
+    model = library.CrossEncoder(folder)
+    args, loss = library.CrossEncoderTrainingArguments(**settings), cross_encoder.BinaryCrossEntropyLoss(model)
+    trainer = library.CrossEncoderTrainer(model, args, train_dataset=scored, loss=loss)
+if kind == "SparseEncoder":
+    model = library.SparseEncoder(folder)
+    loss = sparse.SpladeLoss(model, sparse.SparseMultipleNegativesRankingLoss(model), 3e-3, 5e-3)
+    args = library.SparseEncoderTrainingArguments(**settings)
+    trainer = library.SparseEncoderTrainer(model, args, Dataset.from_dict(rows), loss=loss)
+if kind == "MultiVectorEncoder":
+    model = library.MultiVectorEncoder(folder)
+    args = library.MultiVectorEncoderTrainingArguments(**settings)
+    trainer = library.MultiVectorEncoderTrainer(model, args, Dataset.from_dict(rows))
+if kind == "several datasets":
+    model = SentenceTransformer(folder)
+    prompts, sampler = {"pairs": {"query": "is "}, "scored": "the "}, "round_robin"
+    args = library.SentenceTransformerTrainingArguments(
+        **settings, prompts=prompts, batch_sampler="no_duplicates", multi_dataset_batch_sampler=sampler
+    )
+    loss = {"pairs": losses.MultipleNegativesRankingLoss(model), "scored": losses.CoSENTLoss}
+    data = {"pairs": Dataset.from_dict(rows).select([0, 2, 3]), "scored": scored.select([0, 2])}
+    trainer = library.SentenceTransformerTrainer(model, args, data, loss=loss)
+trainer.train()
+trainer.save_model(output)
+"""
+THEIR_OTHERS = """
+import sentence_transformers as library
+from sentence_transformers import SentenceTransformer, losses
+from sentence_transformers.cross_encoder import losses as cross_encoder
+from sentence_transformers.sparse_encoder import losses as sparse
+"""
+OUR_OTHERS = """
+import bertcore as library
+from bertcore import losses
+from bertcore.training.objectives import cross_encoder, sparse
+from bertcore import SentenceEncoder as SentenceTransformer
+"""
 
 
-def without_dropout(folder, **options):
-    folder = save_tiny_encoder(folder, **options)
+def without_dropout(folder):
     config = json.loads((folder / "config.json").read_text())
     config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     (folder / "config.json").write_text(json.dumps(config))
@@ -95,19 +140,49 @@ NAMES = [line.split('"')[1] for line in SCRIPT.splitlines() if line.startswith('
 @pytest.mark.parametrize("name", NAMES)
 def test_a_script_of_sentence_transformers_trains_to_the_same_weights(tmp_path, name, normalize):
     pytest.importorskip("sentence_transformers")
-    folder, found = without_dropout(tmp_path / "encoder", normalize=normalize), {}
+    folder, found = without_dropout(save_tiny_encoder(tmp_path / "encoder", normalize=normalize)), {}
     for library, imports in {"theirs": THEIRS, "ours": OURS}.items():
         given = {"folder": str(folder), "output": str(tmp_path / library), "name": name}
         with use_backend("numpy"):
             exec(imports + SCRIPT, given)
         weights = open_checkpoint(tmp_path / library / "model.safetensors")
         found[library] = {name: np.array(weights[name]) for name in weights}, given["vectors"]
-    before = open_checkpoint(folder / "model.safetensors")
     (ours, vectors), (theirs, expected) = found["ours"], found["theirs"]
+    assert_trained_alike(ours, theirs, folder)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
+def assert_trained_alike(ours, theirs, folder):
+    before = open_checkpoint(folder / "model.safetensors")
     assert max(np.abs(ours[name] - before[name]).max() for name in ours) > 1e-4
     for name, array in ours.items():
         np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-5, err_msg=name)
-    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
+
+
+def save_tiny_late(folder):
+    bertcore.MultiVectorEncoder(save_tiny_encoder(folder / "plain")).save_pretrained(folder)
+    return folder
+
+
+def saved_classifier(folder):
+    save_tiny_classifier(folder)
+    return folder
+
+
+FOLDERS = {"CrossEncoder": saved_classifier, "SparseEncoder": save_tiny_splade, "MultiVectorEncoder": save_tiny_late}
+FOLDERS["several datasets"] = save_tiny_encoder
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_scripts_of_other_encoders_and_several_datasets(tmp_path, on_numpy, kind):
+    pytest.importorskip("sentence_transformers")
+    folder, found = without_dropout(FOLDERS[kind](tmp_path / "encoder")), []
+    for library, imports in {"ours": OUR_OTHERS, "theirs": THEIR_OTHERS}.items():
+        exec(imports + OTHERS, {"folder": str(folder), "output": str(tmp_path / library), "kind": kind})
+        weights = open_checkpoint(tmp_path / library / "model.safetensors")
+        found.append({name: np.array(weights[name]) for name in weights})
+    assert_trained_alike(*found, folder)
 
 
 PAIRS = [{"anchor": "paris is", "positive": "france"}, {"anchor": "the cat", "positive": "sat on"}]
@@ -196,9 +271,8 @@ def test_batches_without_duplicates_and_of_labels():
 
 @pytest.mark.parametrize("kind", ["CrossEncoder", "SparseEncoder", "MultiVectorEncoder"])
 def test_trainers_of_other_encoders(tmp_path, on_numpy, kind):
-    save = {"SparseEncoder": save_tiny_splade, "CrossEncoder": save_tiny_bert, "MultiVectorEncoder": save_tiny_encoder}
-    encoder_class, folder = getattr(bertcore, kind), save[kind](tmp_path / "encoder")
-    encoder = encoder_class(folder, **({"num_labels": 1} if kind == "CrossEncoder" else {}))
+    encoder_class = getattr(bertcore, kind)
+    encoder = encoder_class(FOLDERS[kind](tmp_path / "encoder"))
     args = getattr(bertcore, f"{kind}TrainingArguments")(tmp_path / "run", max_steps=2, save_steps=2, report_to="none")
     trainer = getattr(bertcore, f"{kind}Trainer")(encoder, args, SCORED if kind == "CrossEncoder" else PAIRS)
     before = next(iter(encoder.model.parameters())).array().copy()
@@ -247,7 +321,8 @@ def test_refusals(tmp_path, on_numpy):
     refuses(TypeError, "has no argument learning_rates", arguments, tmp_path, learning_rates=1)
     refuses(ValueError, "with pooling max, expected only Transformer", losses.TripletLoss, maximum)
     refuses(TypeError, "model is float, expected a SentenceEncoder", losses.CoSENTLoss, 20.0)
-    refuses(TypeError, "model and pooling or max_length are given", losses.CoSENTLoss, encoder, pooling="cls")
+    refuses(TypeError, "model and pooling are both given", losses.CoSENTLoss, encoder, pooling="cls")
+    refuses(TypeError, "model and max_length are both given", losses.CoSENTLoss, encoder, max_length=5)
     refuses(TypeError, "has no argument gather_across_devices", losses.CoSENTLoss, encoder, gather_across_devices=True)
     refuses(ValueError, "expected the model of loss", losses.MatryoshkaLoss, other, loss, [8])
     refuses(AttributeError, "has no MegaBatchMarginLoss: use Cached", getattr, losses, "MegaBatchMarginLoss")

@@ -154,8 +154,9 @@ class FakeRun:
 
     log_metrics, end_run = log, finish
 
-    def start_run(self, run_id):
+    def start_run(self, run_id, run_name):
         self.is_over = False
+        assert run_name == "films"
         self.started.append(run_id)
         return self
 
@@ -167,13 +168,13 @@ class FakeRun:
 def test_reports_by_other_packages(tmp_path, monkeypatch, report):
     run = FakeRun()
 
-    def init(dir, config, id=None, resume=None):
+    def init(dir, name, config, id=None, resume=None):
         run.settings = config
-        return run.start_run(id)
+        return run.start_run(id, name)
 
     monkeypatch.setattr(callbacks, "find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, report, run if report == "mlflow" else SimpleNamespace(init=init))
-    trainer = run_of_4_steps(tmp_path, report, disable_tqdm=True)
+    trainer = run_of_4_steps(tmp_path, report, disable_tqdm=True, run_name="films")
     trainer.evaluate()
     assert run.lines == trainer.state.log_history and run.is_over and run.started == [None, "the first"]
     assert run.settings["learning_rate"] == 5e-5 and run.settings["output_dir"] == str(tmp_path)

@@ -59,8 +59,7 @@ class CrossEncoderObjective(ChunkedObjective):
     ):
         if model is not None and not hasattr(model, "predict"):
             raise TypeError(f"model is {type(model).__name__}, expected a CrossEncoder")
-        super().__init__(mini_batch_size=mini_batch_size, max_length=getattr(model, "max_length", max_length))
-        self.encoder = model
+        super().__init__(model, mini_batch_size=mini_batch_size, max_length=max_length)
         self.activation_fn = activation_fn if isinstance(activation_fn, str) else type(activation_fn).__name__.lower()
         checks.choice("activation_fn", self.activation_fn, ACTIVATIONS)
 

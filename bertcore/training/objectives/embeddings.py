@@ -43,10 +43,18 @@ class ChunkedObjective(Objective):
     columns: tuple[int, int | None] = (2, 2)
     has_labels: bool | None = False  # whether batches have labels; None if they may
 
-    def __init__(self, *, mini_batch_size: int | None = None, max_length: int | None = None):
+    def __init__(self, encoder: Any = None, *, mini_batch_size: int | None = None, max_length: int | None = None):
+        if encoder is not None and max_length is not None:
+            raise TypeError("model and max_length are both given, expected model alone, whose length applies")
+        self.encoder = encoder
         if mini_batch_size is not None:
             self.mini_batch_size = check_count("mini_batch_size", mini_batch_size)
-        self.max_length = max_length
+        self._max_length = max_length
+
+    @property
+    def max_length(self) -> int | None:
+        """The length that the collator cuts texts to, in tokens: the given one, or the encoder's."""
+        return self._max_length if self.encoder is None else self.encoder.max_seq_length
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         """Return the model's batch, and the function from the rows of its output to the loss and their gradient."""
@@ -176,13 +184,13 @@ class EmbeddingObjective(ChunkedObjective):
         max_length: int | None = None,
         mini_batch_size: int | None = None,
     ):
-        if model is not None and (pooling, max_length) != (None, None):
-            raise TypeError("model and pooling or max_length are given, expected model alone, which has both")
+        if model is not None and pooling is not None:
+            raise TypeError("model and pooling are both given, expected model alone, whose pooling applies")
         settings = getattr(model, "settings", None)
         if model is not None and not hasattr(model, "encode"):
             raise TypeError(f"model is {type(model).__name__}, expected a SentenceEncoder")
-        super().__init__(mini_batch_size=mini_batch_size, max_length=getattr(model, "max_seq_length", max_length))
-        self.encoder, self.normalize = model, getattr(settings, "normalize", False)
+        super().__init__(model, mini_batch_size=mini_batch_size, max_length=max_length)
+        self.normalize = getattr(settings, "normalize", False)
         if hasattr(settings, "pooling"):
             is_plain = settings.pooling in (("mean",), ("cls",)) and not settings.maps and settings.include_prompt
             if not is_plain or settings.is_static or model.routes is not None:
@@ -386,8 +394,8 @@ class WrappingObjective(EmbeddingObjective):
         if model is not loss.encoder:
             raise ValueError(f"model is {model!r}, expected the model of loss, {loss.encoder!r}")
         self.inner, self.encoder = loss, model
-        self.pooling, self.normalize, self.max_length = loss.pooling, loss.normalize, loss.max_length
-        self.mini_batch_size, self.columns = loss.mini_batch_size, loss.columns
+        self.pooling, self.normalize, self.columns = loss.pooling, loss.normalize, loss.columns
+        self.mini_batch_size = loss.mini_batch_size
         self.has_labels, self.label_axes = loss.has_labels, loss.label_axes
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:

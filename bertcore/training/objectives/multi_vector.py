@@ -85,12 +85,12 @@ class MultiVectorObjective(ChunkedObjective):
     in_batch = False  # whether a query is scored with the documents of the other examples, too
 
     def __init__(self, model: Any, *, similarity_fn_name: str | None = None, mini_batch_size: int | None = None):
-        super().__init__(mini_batch_size=mini_batch_size)
+        super().__init__(model, mini_batch_size=mini_batch_size)
         if not hasattr(model, "head"):
             raise TypeError(f"model is {type(model).__name__}, expected a MultiVectorEncoder")
         name = model.similarity_fn_name if similarity_fn_name is None else similarity_fn_name
         checks.choice("similarity_fn_name", name, ("maxsim", "meanmaxsim"))
-        self.encoder, self.is_mean = model, name == "meanmaxsim"
+        self.is_mean = name == "meanmaxsim"
 
     def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """Return the loss and the gradient of the scores, (examples, documents), in float64."""

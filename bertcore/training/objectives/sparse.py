@@ -318,7 +318,12 @@ class SpladeLoss(SparseObjective):
         document_regularizer_threshold, query_regularizer_threshold: of `FlopsLoss`.
         use_document_regularizer_only: treat all texts as documents.
         mini_batch_size: as for `SparseObjective`.
+
+    Attributes:
+        regularizer_share: the factor on both weights, which a trainer raises from 0 to 1.
     """
+
+    regularizer_share = 1.0
 
     def __init__(
         self,
@@ -345,6 +350,7 @@ class SpladeLoss(SparseObjective):
         value, grad = self.inner.of_embeddings(embeddings, labels)
         grad = grad.copy()
         for columns, weight, flops in self.regularizers:
+            weight *= self.regularizer_share
             more, part = flops.of_embeddings(embeddings[:, columns], None)
             value, grad[:, columns] = value + weight * more, grad[:, columns] + weight * part
         return value, grad
