@@ -19,7 +19,7 @@ from bertcore.tasks.evaluation import SequentialEvaluator
 from bertcore.tasks.multi_vector import MultiVectorEncoder
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
-from bertcore.training.arguments import TrainingArguments
+from bertcore.training.arguments import TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.data.batches import (
     DATASET,
@@ -34,7 +34,6 @@ from bertcore.training.objectives import cross_encoder, embeddings, multi_vector
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
-from bertcore.training.state import TrainerControl, TrainerState
 from bertcore.training.trainer import Trainer
 
 
