@@ -36,17 +36,6 @@ class ConvolutionSpec:
     activation: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class BucketedDisentanglement(Disentanglement):
-    """Settings of DeBERTa v2 and v3 in addition to DeBERTa's.
-
-    Attributes:
-        convolution: the convolution parallel to the first layer, or None.
-    """
-
-    convolution: ConvolutionSpec | None
-
-
 class Convolution(Block):
     """LayerNorm(residual + activation(convolution(hidden))) along each sequence, with zeros beyond its ends.
 
@@ -135,10 +124,9 @@ _DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of a DeBERTa v2 or v3 config."""
     read, types = ConfigReader(config), deberta.position_types(config)
     distance = deberta.max_distance(config)
-    details = BucketedDisentanglement(
+    details = Disentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
         score_terms=1 + len(set(types)),

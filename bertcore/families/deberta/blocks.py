@@ -74,6 +74,7 @@ class Disentanglement:
             others for ranges that grow with the distance; 0 for an embedding per distance up to max_distance.
         shares_maps: relative positions use the layer's query and key projections of content.
         has_norm: the relative embeddings are normalised.
+        convolution: DeBERTa v2's convolution parallel to the first layer, a `ConvolutionSpec`, or None.
     """
 
     content_to_position: bool
@@ -83,6 +84,7 @@ class Disentanglement:
     buckets: int = 0
     shares_maps: bool = False
     has_norm: bool = False
+    convolution: Any = None
 
     @property
     def span(self) -> int:
@@ -290,7 +292,6 @@ class DisentangledAttention(SelfAttention):
         return (chosen.weight for chosen in (self.map_key, self.map_query) if chosen is not None)
 
     def mix(self, run: Pass, source: Tensor, context: DisentangledContext) -> Tensor:
-        """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         return self.attend_to(run, self.keys(run, source, context), context)
 
     def keys(self, run: Pass, source: Tensor, context: DisentangledContext) -> Keys:

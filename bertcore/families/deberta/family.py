@@ -78,7 +78,6 @@ class DisentangledAdapter(Adapter):
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
     ) -> tuple[Tensor, DisentangledContext]:
-        """Return the embeddings, and the context that all layers share."""
         return embeddings(run, inputs), self.context(run, inputs)
 
     def context(self, run: Pass, inputs: EncoderInput) -> DisentangledContext:
@@ -232,7 +231,6 @@ def max_distance(config: Mapping[str, Any]) -> int:
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of a DeBERTa v1 config."""
     types = position_types(config)
     ConfigReader(config).require(talking_head=False)
     details = Disentanglement(

@@ -124,7 +124,6 @@ class TripletEvaluator(Evaluator):
         return _turned(found)
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the accuracies of an encoder."""
         anchors, positives, negatives = self.triplets
         asked = self._embedded(model.encode_query, anchors)
         right, wrong = (self._embedded(model.encode_document, texts) for texts in (positives, negatives))
@@ -174,7 +173,6 @@ class BinaryClassificationEvaluator(Evaluator):
         return {name: value for name, value in found.items() if not name.startswith("max_")}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metrics of an encoder."""
         texts = list(dict.fromkeys([*self.sentences1, *self.sentences2]))
         rows = self._embedded(model.encode, texts)
         place = {text: index for index, text in enumerate(texts)}
@@ -202,21 +200,25 @@ class MSEEvaluator(Evaluator):
         self, source_sentences: Sequence[str], target_sentences: Sequence[str], teacher_model: Any, **options: Any
     ):
         super().__init__(**options)
-        source, self.target_sentences = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
+        source, targets = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.table = "mse_evaluation{}_results.csv" if self.name else "mse_evaluation__results.csv"
-        self.source_embeddings = self._embedded(_encode_of(teacher_model), source)
+        self.data = {"MSE": (self._embedded(_encode_of(teacher_model), source), targets)}
+        self.errors: Metrics = {}
 
     def columns(self, found: Metrics) -> Metrics:
-        """Return the error as MSE."""
-        return {"MSE": -found["negative_mse"]}
+        """Return the error as MSE, or the error of each pair of languages."""
+        return self.errors
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metric of a student."""
-        error = _square_error(self.source_embeddings, self._embedded(model.encode, self.target_sentences))
-        return {"negative_mse": -error}, "negative_mse"
+        for name, (wanted, texts) in self.data.items():
+            vectors = self._embedded(model.encode, texts)
+            if wanted.shape != vectors.shape:
+                raise ValueError(f"the student's embeddings have shape {vectors.shape}, the teacher's {wanted.shape}")
+            self.errors[name] = 100 * float(((wanted - vectors) ** 2).mean())
+        return {"negative_mse": -float(np.mean(list(self.errors.values())))}, "negative_mse"
 
 
-class MSEEvaluatorFromDataFrame(Evaluator):
+class MSEEvaluatorFromDataFrame(MSEEvaluator):
     """Compare embeddings of translations with a teacher's of their sources: `negative_mse`, a mean over the languages.
 
     Args:
@@ -237,7 +239,7 @@ class MSEEvaluatorFromDataFrame(Evaluator):
         batch_size: int = 8,
         **options: Any,
     ):
-        super().__init__(batch_size=batch_size, **options)
+        Evaluator.__init__(self, batch_size=batch_size, **options)
         rows, encode = _records(dataframe), _encode_of(teacher_model)
         self.data: dict[str, tuple[Any, list[str]]] = {}
         for source, target in combinations:
@@ -249,17 +251,7 @@ class MSEEvaluatorFromDataFrame(Evaluator):
             self.data[f"{source}-{target}"] = self._embedded(encode, sources), targets
         if not self.data:
             raise ValueError("combinations is empty, expected at least one pair of languages")
-        self.errors: Metrics = {}
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the error of each pair of languages."""
-        return self.errors
-
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metric of a student."""
-        for name, (wanted, texts) in self.data.items():
-            self.errors[name] = _square_error(wanted, self._embedded(model.encode, texts))
-        return {"negative_mse": -float(np.mean(list(self.errors.values())))}, "negative_mse"
+        self.errors = {}
 
 
 class TranslationEvaluator(Evaluator):
@@ -292,7 +284,6 @@ class TranslationEvaluator(Evaluator):
         return {name: found[f"{name}_accuracy"] for name in ("src2trg", "trg2src")}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the accuracies of an encoder."""
         columns = self.source_sentences, self.target_sentences
         scores = np.asarray(of_dense(cos_sim)(*(self._embedded(model.encode, texts) for texts in columns)))
         accuracies = []
@@ -329,7 +320,6 @@ class LabelAccuracyEvaluator(Evaluator):
         self.dataloader, self.softmax_model = dataloader, softmax_model
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the accuracy of an encoder and its classifier."""
         is_right: list[bool] = []
         for batch in self.dataloader:
             vectors = self._embedded(model.encode, [text for example in batch for text in example.texts])
@@ -413,9 +403,3 @@ def _turned(found: Metrics) -> Metrics:
 
 def _rows(rows: Any, places: Sequence[int]) -> Any:
     return [rows[place] for place in places] if isinstance(rows, list) else rows[places]
-
-
-def _square_error(wanted: Any, vectors: Any) -> float:
-    if wanted.shape != vectors.shape:
-        raise ValueError(f"the student's embeddings have shape {vectors.shape}, the teacher's {wanted.shape}")
-    return 100 * float(((wanted - vectors) ** 2).mean())

@@ -205,7 +205,6 @@ class RerankingEvaluator(Evaluator):
         return {name.upper(): value for name, value in found.items()}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metrics of an encoder or a cross-encoder."""
         found = []
         for (_, documents, right), scores in zip(self.samples, self._scores(model), strict=True):
             is_right = np.arange(len(documents)) < right
@@ -287,7 +286,6 @@ class ParaphraseMiningEvaluator(Evaluator):
         self._mining |= {"max_pairs": max_pairs, "top_k": top_k}
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
-        """Return the metrics of an encoder."""
         options: dict[str, Any] = given(truncate_dim=self.truncate_dim)
         options |= {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
         found = paraphrase_mining(model, self.sentences, **options, **self._mining)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -24,18 +24,7 @@ from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 
-
-class _BestAlone:
-    """The default of top_k: the best class, without a list."""
-
-    def __repr__(self) -> str:
-        return "the best class"
-
-    def __reduce__(self) -> str:
-        return "BEST_ALONE"  # copies and pickles are the same object
-
-
-BEST_ALONE: Final = _BestAlone()
+BEST_ALONE = "the best class"  # the default of top_k: the best class, without a list
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class ClassificationOptions(CallOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.top_k is not BEST_ALONE and self.top_k is not None:
+        if self.top_k not in (BEST_ALONE, None):
             check_count("top_k", self.top_k)
         if self.function_to_apply is not None:
             if isinstance(self.function_to_apply, str) and self.function_to_apply.lower() in FUNCTIONS:
@@ -113,7 +102,7 @@ class TextClassificationPipeline(Pipeline):
     def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
         scores = merged(kept[0], options.merge)
         ranked = best_labels(scores, self.id2label)
-        return ranked[0] if options.top_k is BEST_ALONE else ranked[: options.top_k]
+        return ranked[0] if options.top_k == BEST_ALONE else ranked[: options.top_k]
 
     def _options(self, given: Mapping[str, Any]) -> Any:
         kept = self.options.function_to_apply if given.get("function_to_apply") is None else given["function_to_apply"]

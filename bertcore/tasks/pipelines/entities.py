@@ -146,12 +146,12 @@ class EntityClassificationPipeline(_EntityPipeline):
         ((scores,),) = kept
         ranked = best_labels(scores, self.id2label)
         threshold, top_k = options.threshold, options.top_k
-        if threshold is None and top_k is BEST_ALONE:
+        if threshold is None and top_k == BEST_ALONE:
             if self.model.config.get("problem_type") != "multi_label_classification":
                 return ranked[0]
             threshold = 0.5
         above = [each for each in ranked if threshold is None or each["score"] >= threshold]
-        return above if top_k is BEST_ALONE else above[:top_k]
+        return above if top_k == BEST_ALONE else above[:top_k]
 
 
 class RelationExtractionPipeline(EntityClassificationPipeline):
