@@ -52,7 +52,6 @@ def _shared_layers(read: ConfigReader) -> tuple[int, ...]:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Return the heads of an ALBERT config."""
     parts = (f"predictions.{part}" for part in ("decoder", "bias", "dense", "LayerNorm"))
     return POOLED_HEADS | {
         "masked_lm": LanguageModelSpec(*parts, activation=read.activation("hidden_act", "gelu_new")),

@@ -12,7 +12,6 @@ from bertcore.nn.spec import EncoderSpec
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Return the heads of a BERT config."""
     language_model = LanguageModelSpec(
         decoder="cls.predictions.decoder",
         tied_bias="cls.predictions.bias",

@@ -71,7 +71,6 @@ def spec(
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Return the heads of a EuroBERT config."""
     sources = {"bos": "first", "mean": "mean", "late": "mean_of_dense"}
     source = sources[read.choice("classifier_pooling", "late", *sources)]
     return {

@@ -31,7 +31,6 @@ DEFAULTS = {
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of a Jina v3 config."""
     read = ConfigReader(config, DEFAULTS)
     theta = read.number("rotary_emb_base", 20_000.0)
     return standard_spec(

@@ -60,7 +60,6 @@ class BiasAdapter(Adapter):
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of an MPNet config."""
     read = ConfigReader(config)
     rows = read.size("relative_attention_num_buckets", BUCKETS)  # transformers uses only the first 32
     if rows < BUCKETS:

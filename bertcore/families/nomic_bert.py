@@ -182,12 +182,6 @@ def _activation(read: ConfigReader) -> str:
     return ACTIVATIONS[GATED.get(kind, kind)] if kind else read.activation("hidden_act", "silu")
 
 
-def _without_bias(read: ConfigReader) -> frozenset[str]:
-    """Return the linear maps without a bias: all of them in published configs."""
-    keys = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
-    return frozenset(part for key, parts in keys.items() if not read.flag(key, False) for part in parts)
-
-
 def _mixture(read: ConfigReader) -> MixtureSpec | None:
     every = read.count("moe_every_n_layers", 0)
     if not every:
@@ -211,7 +205,9 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     stretched = {"rope_scaling": {"rope_type": "dynamic", "factor": factor}} if factor else {}
     rope = ConfigReader({**config, "max_position_embeddings": trained, **stretched})
     gate = None if config.get("activation_function") == PLAIN else "first"
-    layer = {"activation": _activation(read), "gate": gate, "without_bias": _without_bias(read)}
+    biased = {"qkv_proj_bias": ("qkv", "attention_output"), "mlp_fc1_bias": ("expand",), "mlp_fc2_bias": ("contract",)}
+    without_bias = frozenset(part for key, parts in biased.items() if not read.flag(key, False) for part in parts)
+    layer = {"activation": _activation(read), "gate": gate, "without_bias": without_bias}
     if config.get("head_dim") is not None:
         layer["head_dim"] = read.size("head_dim")
     found = standard_spec(

@@ -34,7 +34,6 @@ MOST_DISTANCE = 2**16
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the encoder spec of a T5 config."""
     read = ConfigReader(config)
     used = read.size("relative_attention_num_buckets", BUCKETS)
     farthest = read.size("relative_attention_max_distance", 128, most=MOST_DISTANCE)

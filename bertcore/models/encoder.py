@@ -34,11 +34,11 @@ class Encoder(Block):
         self.spec = spec
         self.embeddings = family.embeddings(names, spec)
         self.adapter = family.adapter(names, spec)
-        shared, inner = spec.shared_layers or range(spec.num_layers), spec.inner_layers
-        own = {
-            index: family.layer(_names_of_layer(layer_names, index, inner), spec, index, family.attention)
-            for index in sorted(set(shared))
-        }
+        shared, own = spec.shared_layers or range(spec.num_layers), {}
+        for index in sorted(set(shared)):
+            layer, inner = divmod(index, spec.inner_layers)
+            of_layer = {part: name.format(layer=layer, inner=inner) for part, name in layer_names.items()}
+            own[index] = family.layer(of_layer, spec, index, family.attention)
         self.layers = [own[index] for index in shared]
         self.final_norm = None
         if "final_norm" in names:
@@ -89,8 +89,3 @@ def _call_of(layer: Block, number: int, run: Pass, state: Tensor, context: Layer
 
 def _with_prefix(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
     return {part: prefix + name for part, name in names.items()}
-
-
-def _names_of_layer(names: Mapping[str, str], index: int, inner_layers: int) -> dict[str, str]:
-    layer, inner = divmod(index, inner_layers)
-    return {part: name.format(layer=layer, inner=inner) for part, name in names.items()}

@@ -74,7 +74,9 @@ def generate(
     _check_choice(do_sample, temperature, top_k, top_p, num_beams, length_penalty, num_return_sequences)
     if seed is not None:
         checks.seed("seed", seed)
-    ends, padding = end_tokens(model, eos_token_id), _padding(model, pad_token_id)
+    ends, padding = end_tokens(model, eos_token_id), model.spec.pad_token_id
+    if pad_token_id is not None:
+        padding = checks.integer_number("pad_token_id", pad_token_id)
     ids = integer_batch("input_ids", input_ids)
     if attention_mask is None and padding is not None and padding not in ends:
         attention_mask = (ids != padding).astype(np.int64)
@@ -145,12 +147,6 @@ def end_tokens(model: ModelWithHeads, eos_token_id: int | Sequence[int] | None) 
     if wrong:
         raise ValueError(f"eos_token_id holds {wrong[0]}, expected token ids")
     return ends
-
-
-def _padding(model: ModelWithHeads, pad_token_id: int | None) -> int | None:
-    if pad_token_id is None:
-        return model.spec.pad_token_id
-    return checks.integer_number("pad_token_id", pad_token_id)
 
 
 class Steps:

@@ -364,8 +364,10 @@ class Model(NamedParameters):
         for name in self.family.inputs:
             if name in targets:
                 own[name] = targets.pop(name)
-        if targets:
-            self._check_targets(targets)
+        if unknown := [name for name in targets if name not in self._targets]:
+            takes = [*self._targets, *self.family.inputs]
+            known = f"; it takes {', '.join(takes)}, too" if takes else ""
+            raise TypeError(f"{type(self).__name__} got an unexpected argument {unknown[0]!r}{known}")
         given = input_ids, attention_mask, token_type_ids, position_ids
         own["keep_padding"] = self._keeps_padding(targets)
         if not isinstance(output_projections, bool):
@@ -408,13 +410,6 @@ class Model(NamedParameters):
         wrong = [number for number in output_projections if number not in known]
         if wrong:
             raise ValueError(f"output_projections has {wrong[0]!r}, expected {expected}")
-
-    def _check_targets(self, targets: Mapping[str, Any]) -> None:
-        unknown = [name for name in targets if name not in self._targets]
-        if unknown:
-            takes = [*self._targets, *self.family.inputs]
-            known = f"; it takes {', '.join(takes)}, too" if takes else ""
-            raise TypeError(f"{type(self).__name__} got an unexpected argument {unknown[0]!r}{known}")
 
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")

@@ -28,7 +28,10 @@ def preset(name: str) -> Preset:
         raise TypeError(f"name is {type(name).__name__}, expected a preset's name")
     found = PRESETS.get(name) or _BY_HUB_ID.get(name)
     if found is None:
-        close = _close(name.lower())
+        lower = name.lower()
+        begin = [known for known in PRESETS if lower and known.startswith(lower)]
+        begin += [NICKNAMES[lower]] if lower in NICKNAMES else []
+        close = list(dict.fromkeys([*begin, *difflib.get_close_matches(lower, [*PRESETS, *_BY_HUB_ID], n=4)]))[:4]
         hint = f"; close to it are {', '.join(close)}" if close else ""
         raise ValueError(f"no preset is named {name!r}{hint} (`bertcore info` lists all {len(PRESETS)})")
     return found
@@ -37,11 +40,3 @@ def preset(name: str) -> Preset:
 def preset_config(name: str) -> dict[str, Any]:
     """Return a copy of a preset's config, for `Model.from_config`. Errors are as in `preset`."""
     return copy.deepcopy(dict(preset(name).config))
-
-
-def _close(name: str) -> list[str]:
-    """Return up to four names: those with this beginning, then similar ones."""
-    begin = [known for known in PRESETS if name and known.startswith(name)]
-    begin += [NICKNAMES[name]] if name in NICKNAMES else []
-    alike = difflib.get_close_matches(name, [*PRESETS, *_BY_HUB_ID], n=4)
-    return list(dict.fromkeys([*begin, *alike]))[:4]

@@ -89,13 +89,16 @@ def integrated_gradients(
     if current_tape() is not None:
         raise ValueError("integrated_gradients is called while a tape records, expected a call outside of it")
     window, arrays = probed_row(classifier, inputs, options)
-    names = classifier.id2label
+    names, padding = classifier.id2label, classifier.tokenizer.pad_token_id
+    if padding is None:
+        raise ValueError("the tokenizer has no padding token, the baseline of integrated gradients")
     if label is not None and label not in names.values():
         raise ValueError(f"label is {label!r}, expected one of {', '.join(names.values())}")
     probe = Probe(classifier.model)
     here, score = probe.embeddings(arrays)
     column = int(score.argmax()) if label is None else next(i for i, name in names.items() if name == label)
-    baseline, base_score = probe.embeddings(arrays | {"input_ids": _baseline_ids(classifier, window)})
+    special = np.array(window.encoding.special_tokens_mask, bool)
+    baseline, base_score = probe.embeddings(arrays | {"input_ids": np.where(special, window.ids, padding)[None]})
     points = (np.arange(steps) + 0.5) / steps
     gradient = np.zeros(here.shape, np.float64)
     at_once = max(1, classifier.options.batch_tokens // len(window))
@@ -120,14 +123,6 @@ def probed_row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) ->
     if len(found) > 1 and cutting.truncation is not True:
         raise ValueError(f"inputs has more than {cutting.max_length} tokens: truncation=True reads the first ones")
     return found[0], classifier._arrays(found[:1])
-
-
-def _baseline_ids(classifier: Pipeline, window: Window) -> np.ndarray:
-    padding = classifier.tokenizer.pad_token_id
-    if padding is None:
-        raise ValueError("the tokenizer has no padding token, the baseline of integrated gradients")
-    special = np.array(window.encoding.special_tokens_mask, bool)
-    return np.where(special, window.ids, padding)[None]
 
 
 class Probe:

@@ -223,15 +223,11 @@ def read_calibration(file: str | os.PathLike[str], labels: Sequence[str]) -> Cal
         raise ValueError(f"{file}: method is {method!r}, expected one of {', '.join(METHODS)}")
     if held.get("labels") != list(labels):
         raise ValueError(f"{file} is for the classes {held.get('labels')}, and the model has {list(labels)}")
-    if method == "temperature":
-        return _temperature(file, held.get("temperature"))
-    return _isotonic(file, held.get("functions"), len(labels))
-
-
-def _temperature(file: Any, value: Any) -> TemperatureScaling:
+    if method == "isotonic":
+        return _isotonic(file, held.get("functions"), len(labels))
+    value, scaling = held.get("temperature"), TemperatureScaling()
     if not isinstance(value, float | int) or isinstance(value, bool) or not 0 < value < math.inf:
         raise ValueError(f"{file}: temperature is {value!r}, expected a number above 0")
-    scaling = TemperatureScaling()
     scaling.temperature = float(value)
     return scaling
 

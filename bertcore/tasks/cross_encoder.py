@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import reprlib
 import sys
@@ -326,14 +327,10 @@ def _checked(inputs: Any) -> Iterator[tuple[str, str]]:
 Activation = Callable[[np.ndarray], np.ndarray]
 
 
-def _relu(logits: np.ndarray) -> np.ndarray:
-    return np.maximum(logits, 0)
-
-
 # (pairs, labels) -> (pairs, labels), by the lower-case name of PyTorch's class.
 ACTIVATIONS: dict[str, Activation] = {
     "identity": unchanged,
-    "relu": _relu,
+    "relu": functools.partial(np.maximum, 0),
     "sigmoid": sigmoid,
     "softmax": softmax,
     "tanh": np.tanh,

@@ -246,7 +246,10 @@ class VectorIndex:
                     offsets = end + np.cumsum(list(map(len, texts)))
                     arrays["offsets"].write(offsets)
                     end = int(offsets[-1])
-            _check_distinct(np.concatenate(found))
+            values, counts = np.unique(np.concatenate(found), return_counts=True)
+            if counts.max() > 1:
+                twice = f"{values[counts.argmax()]} {counts.max()} times"
+                raise ValueError(f"ids has {twice}, expected each once in the index")
             for array in arrays.values():
                 array.finish()
             files.close()
@@ -408,12 +411,6 @@ def _statistics(facts: Mapping[str, Any], dimension: int) -> dict[str, np.ndarra
         if made[name].shape != shape or not np.isfinite(made[name]).all():
             raise ValueError(f"{name} has shape {made[name].shape}, expected finite numbers {shape}")
     return made
-
-
-def _check_distinct(ids: np.ndarray) -> None:
-    values, counts = np.unique(ids, return_counts=True)
-    if len(values) != len(ids):
-        raise ValueError(f"ids has {values[counts.argmax()]} {counts.max()} times, expected each once in the index")
 
 
 def _row_blocks(

@@ -211,9 +211,10 @@ def _windows_of_pieces(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> It
         if len(windows) == 1:  # it contains the whole piece
             size *= 2
             continue
-        next_start = _word_start(whole, _beginning(windows[-2]), _beginning(windows[-1]))
+        least, place = _beginning(windows[-2]), _beginning(windows[-1])
+        space = whole.rfind(" ", least + 1, place + 1)  # before the word at `place`
         yield from windows[:-1]
-        start, last = next_start, windows[-2]
+        start, last = place if space < 0 else space, windows[-2]
 
 
 def _end_of_piece(text: str, start: int, size: int) -> int:
@@ -222,12 +223,6 @@ def _end_of_piece(text: str, start: int, size: int) -> int:
         return len(text)
     before = text[start : max(start, text.rfind(" ", start, stop))].rstrip()
     return start + (len(before) or size)
-
-
-def _word_start(text: str, least: int, place: int) -> int:
-    """Return the space before the word at `place`, or `place` if there is no space after `least`."""
-    space = text.rfind(" ", least + 1, place + 1)
-    return place if space < 0 else space
 
 
 def first_windows(windows: Iterator[Window], cutting: Cutting, name: str) -> tuple[Iterator[Window], bool]:

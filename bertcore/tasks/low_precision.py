@@ -80,11 +80,15 @@ def quantize(
 def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
     """Return the calibrated tensors of the encoder's weights, by the old name."""
     encoder = ENCODERS["late" if is_late(source) else "dense"](source, dtype="float32")
-    model, found = encoder.model, {}
+    model, found, count = encoder.model, {}, 0
     rules = model.family.name_rules
     sources = find_parameters(opened, model.expected_tensors(), rules, optional=rules.heads)
     with observed_inputs(model) as statistics:
-        if not _encode_all(encoder, texts):
+        given = iter(texts)
+        while some := list(itertools.islice(given, CALIBRATED_AT_ONCE)):
+            encoder.encode(some, show_progress_bar=False)
+            count += len(some)
+        if not count:
             raise ValueError(f"{name} holds no texts")
     for parameter, of_inputs in statistics.items():
         if of_inputs.rows == 0:  # not used by any text
@@ -98,15 +102,6 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
         for own_name, tensors in _stored_parts(parameter, rounded).items():
             found[sources[own_name]] = {sources[own_name] + end: array for end, array in tensors.items()}
     return found
-
-
-def _encode_all(encoder: Any, texts: Iterable[str]) -> int:
-    """Encode texts, some at a time, and return their number."""
-    count, texts = 0, iter(texts)
-    while some := list(itertools.islice(texts, CALIBRATED_AT_ONCE)):
-        encoder.encode(some, show_progress_bar=False)
-        count += len(some)
-    return count
 
 
 def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:

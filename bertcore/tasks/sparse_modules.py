@@ -55,13 +55,11 @@ class MergedWords(MergedWindows):
         self._words, self._most = words, most
 
     def add(self, row: SparseRow, tokens: int) -> None:
-        """Add a window's weights."""
         weights = np.zeros(self._words, np.float32)
         weights[row.indices] = row.values
         super().add(weights, tokens)
 
     def take(self) -> SparseRow:
-        """Return the text's weights and start the next text."""
         return sparse_row(super().take(), self._most)
 
 

@@ -309,7 +309,6 @@ class EntityAwareAttention(SelfAttention):
         return (queries.weight for queries in (self.word_queries, self.entity_queries)) if self.is_aware else iter(())
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
-        """Return the attended values of all heads, concatenated, (tokens, hidden)."""
         if not self.is_aware or not isinstance(context, EntityContext):
             return super().mix(run, source, context)
         rows, joined = context.rows, self.projections[0]

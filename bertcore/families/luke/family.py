@@ -267,7 +267,6 @@ def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: ArrayLi
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of a LUKE config."""
     read = ConfigReader(config)
     entities = EntitySpec(
         vocab_size=read.size("entity_vocab_size", 500000),

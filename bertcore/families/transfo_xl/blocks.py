@@ -303,7 +303,6 @@ class RecurrentAttention(RelativeAttention):
         yield self.positions.weight
 
     def mix(self, run: Pass, source: Tensor, context: SharedBiasesContext) -> Tensor:
-        """Return the attended values of all heads, concatenated, (tokens, heads * head_dim)."""
         relations, inner, memory = context.relations, self.num_heads * self.head_dim, context.memories[self.index]
         biases = context.biases if self.biases is None else self.biases
         qkv = self.qkv(run, relations.keys(run, source, None if memory is None else self.open(run, memory)))

@@ -244,7 +244,6 @@ def _groups(cutoffs: Any, vocab_size: int) -> tuple[tuple[int, int], ...]:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Return the heads of a Transformer-XL config."""
     language_model = AdaptiveSoftmaxSpec(
         output="crit.out_layers.{group}",
         projection="crit.out_projs.{group}",

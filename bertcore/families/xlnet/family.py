@@ -285,7 +285,6 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:
-    """Return the heads of an XLNet config."""
     summary = summary_head(read, "logits_proj", source="last", activation="tanh")
     return TOKEN_HEADS | {
         "token_classification": ClassifierSpec("classifier", "tokens", dropout=0.0),
