@@ -23,17 +23,11 @@ from bertcore.tape import Tensor
 
 @dataclass(frozen=True)
 class ConvolutionSpec:
-    """Settings of the convolution parallel to the first layer.
+    """Settings of the convolution parallel to the first layer."""
 
-    Attributes:
-        size: the number of neighbouring tokens that it reads, an odd number.
-        groups: the number of groups of channels, which do not mix.
-        activation: the activation after it.
-    """
-
-    size: int
-    groups: int
-    activation: str
+    size: int  # the number of neighbouring tokens that it reads, an odd number
+    groups: int  # the number of groups of channels, which do not mix
+    activation: str  # the activation after it
 
 
 class Convolution(Block):

@@ -22,25 +22,15 @@ DEFAULT_EPS = 1e-5
 
 @dataclass(frozen=True)
 class BottleneckDetails:
-    """Settings of MobileBERT's bottlenecks.
+    """Settings of MobileBERT's bottlenecks."""
 
-    Attributes:
-        hidden_size: the width of the hidden states; a LayerSpec's hidden_size is the width within a layer.
-        has_bottleneck: whether layers are narrower within than hidden_size.
-        attends_in_bottleneck: whether query, key and value are all computed from the output of one bottleneck.
-        shares_query_key: whether query and key share a bottleneck.
-        num_feed_forwards: the number of feed-forwards in each layer.
-        has_trigrams: whether a word's embedding includes its neighbours'.
-        has_pooler_map: whether the pooler has a linear map and tanh, or returns the first token's state.
-    """
-
-    hidden_size: int
-    has_bottleneck: bool
-    attends_in_bottleneck: bool
-    shares_query_key: bool
-    num_feed_forwards: int
-    has_trigrams: bool
-    has_pooler_map: bool
+    hidden_size: int  # the width of the hidden states; a LayerSpec's hidden_size is the width within a layer
+    has_bottleneck: bool  # whether layers are narrower within than hidden_size
+    attends_in_bottleneck: bool  # whether query, key and value are all computed from the output of one bottleneck
+    shares_query_key: bool  # whether query and key share a bottleneck
+    num_feed_forwards: int  # the number of feed-forwards in each layer
+    has_trigrams: bool  # whether a word's embedding includes its neighbours'
+    has_pooler_map: bool  # whether the pooler has a linear map and tanh, or returns the first token's state
 
     @property
     def has_own_values(self) -> bool:

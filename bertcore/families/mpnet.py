@@ -24,17 +24,11 @@ BUCKETS = 32
 
 @dataclass(frozen=True)
 class BucketSpec:
-    """Settings of a table of relative position biases.
+    """Settings of a table of relative position biases."""
 
-    Attributes:
-        rows: the number of rows of the table.
-        used: the number of rows, from the first, that distances refer to.
-        farthest: the distance from which all share the last bucket.
-    """
-
-    rows: int = BUCKETS
-    used: int = BUCKETS
-    farthest: int = 128
+    rows: int = BUCKETS  # the number of rows of the table
+    used: int = BUCKETS  # the number of rows, from the first, that distances refer to
+    farthest: int = 128  # the distance from which all share the last bucket
 
 
 # transformers' MPNet uses this padding token whatever pad_token_id says.

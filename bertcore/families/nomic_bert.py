@@ -43,17 +43,11 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class MixtureSpec:
-    """Settings of a mixture of experts.
+    """Settings of a mixture of experts."""
 
-    Attributes:
-        every: layer i has a mixture if i % every is 1.
-        experts: the number of feed-forwards in a mixture.
-        chosen: the number of feed-forwards that a token passes.
-    """
-
-    every: int
-    experts: int
-    chosen: int
+    every: int  # layer i has a mixture if i % every is 1
+    experts: int  # the number of feed-forwards in a mixture
+    chosen: int  # the number of feed-forwards that a token passes
 
 
 class MixtureOfExperts(Sublayer):

@@ -49,36 +49,22 @@ ABSENT = (
 
 @dataclass(frozen=True)
 class GLiNERSpec:
-    """The settings of a gliner_config.json other than the encoder's.
+    """The settings of a gliner_config.json other than the encoder's."""
 
-    Attributes:
-        kind: "span" or "token".
-        hidden_size: the width of words and labels.
-        max_width: the most words of a span.
-        max_len: the most words of a text.
-        rnn_layers: the number of stacked LSTMs over the words.
-        dropout: the rate in the layers above the encoder.
-        class_token: the id of the token before each label; -1 to take it from the tokenizer.
-        reads_label: whether a label is represented by the state of the token after the class token.
-        pools_last: whether a word is represented by the state of its last token.
-        ent_token, sep_token: the tokens before each label and after the last one.
-        max_types: the most labels of a text in training.
-        max_negatives: the most negative labels for each entity of a text.
-    """
-
-    kind: str
-    hidden_size: int
-    max_width: int
-    max_len: int
-    rnn_layers: int
-    dropout: float
-    class_token: int
-    reads_label: bool
-    pools_last: bool
+    kind: str  # "span" or "token"
+    hidden_size: int  # the width of words and labels
+    max_width: int  # the most words of a span
+    max_len: int  # the most words of a text
+    rnn_layers: int  # the number of stacked LSTMs over the words
+    dropout: float  # the rate in the layers above the encoder
+    class_token: int  # the id of the token before each label; -1 to take it from the tokenizer
+    reads_label: bool  # whether a label is represented by the state of the token after the class token
+    pools_last: bool  # whether a word is represented by the state of its last token
+    # the tokens before each label and after the last one
     ent_token: str
     sep_token: str
-    max_types: int
-    max_negatives: int
+    max_types: int  # the most labels of a text in training
+    max_negatives: int  # the most negative labels for each entity of a text
 
 
 def read_spec(config: Mapping[str, Any]) -> GLiNERSpec:

@@ -21,15 +21,10 @@ INTEGERS = ("input_ids", "token_type_ids", "position_ids", "cu_seqlens", "first_
 
 
 class Bounds(NamedTuple):
-    """Facts known on the host that hold for every batch a captured pass is replayed with.
+    """Facts known on the host that hold for every batch a captured pass is replayed with."""
 
-    Attributes:
-        longest: the most tokens of a sequence.
-        has_types: whether token types other than 0 may occur.
-    """
-
-    longest: int
-    has_types: bool = True
+    longest: int  # the most tokens of a sequence
+    has_types: bool = True  # whether token types other than 0 may occur
 
 
 @dataclass

@@ -47,19 +47,13 @@ class Text:
 
 @dataclass(frozen=True)
 class Cutting:
-    """The treatment of texts that are too long.
+    """The treatment of texts that are too long."""
 
-    Attributes:
-        truncation: "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads all in windows.
-        max_length: number of tokens of a window, including special tokens; None for no limit.
-        stride: number of tokens that neighbouring windows share; None for a quarter of a window.
-        most_shared: upper limit of the default stride; None for no limit.
-    """
-
+    # "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads all in windows
     truncation: Any = "warn"
-    max_length: int | None = None
-    stride: int | None = None
-    most_shared: int | None = None
+    max_length: int | None = None  # number of tokens of a window, including special tokens; None for no limit
+    stride: int | None = None  # number of tokens that neighbouring windows share; None for a quarter of a window
+    most_shared: int | None = None  # upper limit of the default stride; None for no limit
 
     def __post_init__(self) -> None:
         if not (self.truncation is True or (isinstance(self.truncation, str) and self.truncation in TRUNCATIONS)):
@@ -260,20 +254,13 @@ MERGES = ("mean", "max")
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The checked options of a call that reads texts.
+    """The checked options of a call that reads texts."""
 
-    Attributes:
-        cutting: treatment of texts that are too long.
-        backend: the backend that computes.
-        prompt: text before each input.
-        merge: merge of the vectors of a text's windows.
-        batch_tokens, batch_size: maximum number of tokens and texts computed at once.
-    """
-
-    cutting: Cutting
-    backend: str
-    prompt: str = ""
-    merge: str = "mean"
+    cutting: Cutting  # treatment of texts that are too long
+    backend: str  # the backend that computes
+    prompt: str = ""  # text before each input
+    merge: str = "mean"  # merge of the vectors of a text's windows
+    # maximum number of tokens and texts computed at once
     batch_tokens: int = BATCH_TOKENS
     batch_size: int | None = None
 

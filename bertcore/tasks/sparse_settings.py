@@ -42,32 +42,21 @@ QUERY, DOCUMENT, POOLING = "query_0_SparseStaticEmbedding", "document_0_Transfor
 
 @dataclass(frozen=True)
 class SparseSettings:
-    """Settings in the folder of a sparse encoder, or of one of its routes.
+    """Settings in the folder of a sparse encoder, or of one of its routes."""
 
-    Attributes:
-        model_folder: folder of config.json, the weights and the tokenizer.
-        folders: the folder that was read and those of its modules.
-        is_static: whether texts are represented by a fixed weight per token, without a model (inference-free SPLADE).
-        dense: the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one.
-        head_folder: the folder of the SparseAutoEncoder; None for a new one.
-        linear: BGE-M3's map from a token's state to its weight; None for other models.
-        strategy: "max" or "sum" over the tokens of a text.
-        activation: "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice.
-        max_active_dims: most weights of a text; None for no limit.
-        similarity: name of the similarity.
-        max_seq_length, do_lower_case: as in a sentence encoder's settings.
-    """
-
-    model_folder: Path
-    folders: tuple[Path, ...] = ()
+    model_folder: Path  # folder of config.json, the weights and the tokenizer
+    folders: tuple[Path, ...] = ()  # the folder that was read and those of its modules
+    # whether texts are represented by a fixed weight per token, without a model (inference-free SPLADE)
     is_static: bool = False
+    # the settings of the sentence encoder under a SparseAutoEncoder (CSR); None without one
     dense: Settings | None = None
-    head_folder: Path | None = None
-    linear: Path | None = None
-    strategy: str = "max"
-    activation: str = "relu"
-    max_active_dims: int | None = None
-    similarity: str = "dot"
+    head_folder: Path | None = None  # the folder of the SparseAutoEncoder; None for a new one
+    linear: Path | None = None  # BGE-M3's map from a token's state to its weight; None for other models
+    strategy: str = "max"  # "max" or "sum" over the tokens of a text
+    activation: str = "relu"  # "relu", log(1 + relu(logit)), or "log1p_relu", the logarithm twice
+    max_active_dims: int | None = None  # most weights of a text; None for no limit
+    similarity: str = "dot"  # name of the similarity
+    # as in a sentence encoder's settings
     max_seq_length: int | None = None
     do_lower_case: bool = False
 

@@ -64,27 +64,19 @@ def mean_value_for_padding(
 
 @dataclass(frozen=True)
 class Disentanglement:
-    """Settings of DeBERTa's disentangled attention and embeddings.
+    """Settings of DeBERTa's disentangled attention and embeddings."""
 
-    Attributes:
-        content_to_position, position_to_content: whether each of these scores is added to the content-to-content score.
-        score_terms: the scores are divided by sqrt(score_terms * head_dim).
-        max_distance: larger distances count as this one; 0 without relative positions.
-        buckets: the number of embeddings for the distances of one sign: half of them are for single distances, the
-            others for ranges that grow with the distance; 0 for an embedding per distance up to max_distance.
-        shares_maps: relative positions use the layer's query and key projections of content.
-        has_norm: the relative embeddings are normalised.
-        convolution: DeBERTa v2's convolution parallel to the first layer, a `ConvolutionSpec`, or None.
-    """
-
+    # whether each of these scores is added to the content-to-content score
     content_to_position: bool
     position_to_content: bool
-    score_terms: int
-    max_distance: int
+    score_terms: int  # the scores are divided by sqrt(score_terms * head_dim)
+    max_distance: int  # larger distances count as this one; 0 without relative positions
+    # the number of embeddings for the distances of one sign: half of them are for single distances, the others for
+    # ranges that grow with the distance; 0 for an embedding per distance up to max_distance
     buckets: int = 0
-    shares_maps: bool = False
-    has_norm: bool = False
-    convolution: Any = None
+    shares_maps: bool = False  # relative positions use the layer's query and key projections of content
+    has_norm: bool = False  # the relative embeddings are normalised
+    convolution: Any = None  # DeBERTa v2's convolution parallel to the first layer, a `ConvolutionSpec`, or None
 
     @property
     def span(self) -> int:
@@ -247,16 +239,11 @@ class DisentangledContext(LayerContext):
 
 
 class Keys(NamedTuple):
-    """The keys of an attention, from tokens and from positions.
+    """The keys of an attention, from tokens and from positions."""
 
-    Attributes:
-        qkv: concatenated query, key and value of the tokens, (tokens, 3 * hidden).
-        bias: the bias of their projection, (3 * hidden,).
-        tables: the projected relative positions for queries and for keys, (rows, heads, head_dim) each, or None.
-    """
-
-    qkv: Any
-    bias: Any
+    qkv: Any  # concatenated query, key and value of the tokens, (tokens, 3 * hidden)
+    bias: Any  # the bias of their projection, (3 * hidden,)
+    # the projected relative positions for queries and for keys, (rows, heads, head_dim) each, or None
     tables: tuple[Any, Any]
 
 

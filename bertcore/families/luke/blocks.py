@@ -192,26 +192,19 @@ class TokenRows:
 
 @dataclass
 class Entities:
-    """The packed entities of a batch, in the active backend's memory (except the layouts).
+    """The packed entities of a batch, in the active backend's memory (except the layouts)."""
 
-    Attributes:
-        ids, token_type_ids: integers, (entities,).
-        position_ids: the positions of each mention's tokens, padded with -1, (entities, longest mention).
-        batch: the layout of the entities.
-        all_tokens: the layout of words and entities; in each sequence entities follow the words.
-        rows, cu_seqlens, key_mask: for words and entities; see `TokenRows`, `EncoderInput`.
-        hidden: their last hidden state, (entities, hidden), once computed.
-    """
-
+    # integers, (entities,)
     ids: Any
     token_type_ids: Any
-    position_ids: Any
-    batch: PackedBatch
-    all_tokens: PackedBatch
+    position_ids: Any  # the positions of each mention's tokens, padded with -1, (entities, longest mention)
+    batch: PackedBatch  # the layout of the entities
+    all_tokens: PackedBatch  # the layout of words and entities; in each sequence entities follow the words
+    # for words and entities; see `TokenRows`, `EncoderInput`
     rows: TokenRows
     cu_seqlens: Any
     key_mask: Any
-    hidden: Any = None
+    hidden: Any = None  # their last hidden state, (entities, hidden), once computed
 
     def integers(self) -> dict[str, np.ndarray]:
         """Return the integer arrays by name, as `with_integers` takes them."""

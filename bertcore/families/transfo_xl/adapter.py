@@ -28,17 +28,11 @@ MOST_TABLES = 8  # cached encodings of distances
 
 @dataclass
 class RecurrentInput(EncoderInput):
-    """A batch with the inputs of recurrent models.
+    """A batch with the inputs of recurrent models."""
 
-    Attributes:
-        mems: the memory of each layer, (sequences * memory, hidden) each, or None.
-        returns_memory: whether the call returns the memory for the next segment.
-        visible: the keys that each query may attend to, booleans (sequences, length or 1, length) in host memory, or
-            None.
-    """
-
-    mems: list[Any] | None = None
-    returns_memory: bool = False
+    mems: list[Any] | None = None  # the memory of each layer, (sequences * memory, hidden) each, or None
+    returns_memory: bool = False  # whether the call returns the memory for the next segment
+    # the keys that each query may attend to, booleans (sequences, length or 1, length) in host memory, or None
     visible: np.ndarray | None = None
 
     @property

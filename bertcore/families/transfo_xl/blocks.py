@@ -21,30 +21,20 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass
 class PassPositions:
-    """Positions of queries and keys in one pass, shared by its layers; arrays are in the backend's memory.
+    """Positions of queries and keys in one pass, shared by its layers; arrays are in the backend's memory."""
 
-    Attributes:
-        sinusoids: the encoding of each distance, (distances, hidden).
-        distance_rows: the row of `sinusoids` for each distance, as in `kernels.RelativePositions`.
-        cu_seqlens_k: offsets of the keys' sequences, int32 (sequences + 1,).
-        key_rows: with a memory, the rows of (memory, then hidden) in the order of the keys; otherwise None.
-        query_rows: with a memory, the rows of the keys that are also queries; otherwise None.
-        segment_ids, segment_ids_k: segments of queries and keys, integers; None if segments do not matter.
-        position_keys: a cache of the projected `sinusoids` by block; None while a tape records.
-        before_dropout: `sinusoids` before dropout; kept alive because a CUDA graph reads it.
-        halves: the halves of a batch whose second half runs backwards; None for other batches.
-    """
-
-    sinusoids: Any
-    distance_rows: Any
-    cu_seqlens_k: Any
-    key_rows: Any = None
-    query_rows: Any = None
+    sinusoids: Any  # the encoding of each distance, (distances, hidden)
+    distance_rows: Any  # the row of `sinusoids` for each distance, as in `kernels.RelativePositions`
+    cu_seqlens_k: Any  # offsets of the keys' sequences, int32 (sequences + 1,)
+    key_rows: Any = None  # with a memory, the rows of (memory, then hidden) in the order of the keys; otherwise None
+    query_rows: Any = None  # with a memory, the rows of the keys that are also queries; otherwise None
+    # segments of queries and keys, integers; None if segments do not matter
     segment_ids: Any = None
     segment_ids_k: Any = None
+    # the halves of a batch whose second half runs backwards; None for other batches
     halves: "tuple[HalfBatch, HalfBatch] | None" = None
-    position_keys: dict | None = None
-    before_dropout: Any = None
+    position_keys: dict | None = None  # a cache of the projected `sinusoids` by block; None while a tape records
+    before_dropout: Any = None  # `sinusoids` before dropout; kept alive because a CUDA graph reads it
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: NativeArray) -> "HalfBatch":
         """Return the part for some sequences of a batch of equal lengths, with these `distance_rows`."""
@@ -112,15 +102,10 @@ def sinusoids(first: int, last: int, width: int, dtype: str) -> np.ndarray:
 
 @dataclass(kw_only=True)
 class RecurrentContext(LayerContext):
-    """The LayerContext of recurrent layers.
+    """The LayerContext of recurrent layers."""
 
-    Attributes:
-        relations: positions and segments.
-        memories: each layer's memory, (sequences * memory, hidden), or None.
-    """
-
-    relations: PassPositions
-    memories: list[Any]
+    relations: PassPositions  # positions and segments
+    memories: list[Any]  # each layer's memory, (sequences * memory, hidden), or None
     can_be_recorded = False
 
     def in_use(self) -> list[Any]:

@@ -30,19 +30,12 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class AdaptiveSoftmaxSpec:
-    """The names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group.
+    """The names of the head's parts, without ".weight" and ".bias"; "{group}" stands for the number of a group."""
 
-    Attributes:
-        output: the linear maps to the words of each group.
-        projection: the projections before them (full names).
-        group: the prefix of "_weight" and "_bias" of the map to all groups but the first.
-        shares_projections: whether all projections but the first are shared with the embeddings.
-    """
-
-    output: str
-    projection: str
-    group: str
-    shares_projections: bool
+    output: str  # the linear maps to the words of each group
+    projection: str  # the projections before them (full names)
+    group: str  # the prefix of "_weight" and "_bias" of the map to all groups but the first
+    shares_projections: bool  # whether all projections but the first are shared with the embeddings
 
 
 class AdaptiveSoftmax(Block):
@@ -179,20 +172,14 @@ MOST_GROUPS, MOST_NAMED_LAYERS = 10, 128  # covered by the rules for tied names
 
 @dataclass(frozen=True)
 class RecurrentDetails:
-    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`.
-
-    Attributes:
-        groups: (first word, end) of each group of words, in embeddings and softmax.
-        div_val: the factor by which a group's embeddings are narrower than the previous group's.
-        own_biases: whether each layer has its own position biases.
-    """
+    """Settings of Transformer-XL's memory and attention; see `RecurrentAdapter`."""
 
     memory_length: int
     clamp_length: int
     same_length: bool
-    groups: tuple[tuple[int, int], ...]
-    div_val: int
-    own_biases: bool
+    groups: tuple[tuple[int, int], ...]  # (first word, end) of each group of words, in embeddings and softmax
+    div_val: int  # the factor by which a group's embeddings are narrower than the previous group's
+    own_biases: bool  # whether each layer has its own position biases
 
     @property
     def returns_memory(self) -> bool:

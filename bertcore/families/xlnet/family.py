@@ -32,20 +32,15 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass(frozen=True)
 class TwoStreamDetails:
-    """Settings of XLNet's memory and attention; see `RecurrentAdapter`.
-
-    Attributes:
-        reuse_length: the number of a segment's first tokens that are remembered; 0 for all.
-        half_runs_backwards: whether the second half of a batch's sequences runs backwards, with negated distances.
-    """
+    """Settings of XLNet's memory and attention; see `RecurrentAdapter`."""
 
     memory_length: int | None
-    reuse_length: int
+    reuse_length: int  # the number of a segment's first tokens that are remembered; 0 for all
     clamp_length: int
     same_length: bool
     returns_memory: bool
     trains_with_memory: bool
-    half_runs_backwards: bool
+    half_runs_backwards: bool  # whether the second half of a batch's sequences runs backwards, with negated distances
 
 
 @dataclass

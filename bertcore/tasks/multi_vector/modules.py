@@ -88,17 +88,11 @@ class TokenHead(Block):
 
 @dataclass(frozen=True)
 class TokenRow:
-    """The tokens of one text.
+    """The tokens of one text."""
 
-    Attributes:
-        ids: token ids, int32 (tokens,).
-        seen: which of them other tokens attend to, booleans.
-        scored: which of them have a vector, booleans.
-    """
-
-    ids: np.ndarray
-    seen: np.ndarray
-    scored: np.ndarray
+    ids: np.ndarray  # token ids, int32 (tokens,)
+    seen: np.ndarray  # which of them other tokens attend to, booleans
+    scored: np.ndarray  # which of them have a vector, booleans
 
     def __len__(self) -> int:
         return len(self.ids)

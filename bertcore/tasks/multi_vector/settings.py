@@ -41,19 +41,12 @@ PUNCTUATION = tuple(string.punctuation)
 
 @dataclass(frozen=True)
 class Expansion:
-    """Tokens that fill a query up to a length, by default [MASK].
+    """Tokens that fill a query up to a length, by default [MASK]."""
 
-    Attributes:
-        length: a shorter query is filled up to this many tokens.
-        strategy: "fixed" cuts longer queries to `length`, "min" leaves them longer.
-        attend: whether other tokens attend to the filling tokens; their own vectors count either way.
-        token: the filling token; None for the mask token.
-    """
-
-    length: int
-    strategy: str = "fixed"
-    attend: bool = False
-    token: str | None = None
+    length: int  # a shorter query is filled up to this many tokens
+    strategy: str = "fixed"  # "fixed" cuts longer queries to `length`, "min" leaves them longer
+    attend: bool = False  # whether other tokens attend to the filling tokens; their own vectors count either way
+    token: str | None = None  # the filling token; None for the mask token
 
 
 def checked_expansion(value: Any) -> Expansion | None:
@@ -90,46 +83,31 @@ class TokenPooling:
 
 @dataclass(frozen=True)
 class LateSettings:
-    """Settings in the folder of a late-interaction encoder.
+    """Settings in the folder of a late-interaction encoder."""
 
-    Attributes:
-        model_folder: folder of config.json, the weights and the tokenizer.
-        folders: the folder that was read and those of its modules.
-        maps: the linear maps of token vectors.
-        projection: weights and the prefix of their names if the only map is not a module; None otherwise.
-        is_new: whether there is no map yet, so that one must be initialised.
-        normalize: whether vectors are scaled to length 1.
-        skiplist_words: tokens whose vectors do not count in texts of `skiplist_tasks`.
-        skips_first: whether only the first special token is in that list.
-        keep_only_token_ids: the only tokens of a document that count; None for all.
-        query_length, document_length, max_seq_length: texts are cut to this many tokens; None defers to the next one.
-        expansion: the tokens that fill up queries; None for no filling.
-        pooling: pooling of the vectors of a text; None for no pooling.
-        similarity: "maxsim" or "meanmaxsim".
-        prefixes: tokens before a text that the tokenizer must not split, by task.
-        prompts: text before each text, by name; they begin with the prefixes.
-        do_lower_case: whether texts are lower-cased before they are tokenized.
-    """
-
-    model_folder: Path
-    folders: tuple[Path, ...] = ()
-    maps: tuple[Module, ...] = ()
+    model_folder: Path  # folder of config.json, the weights and the tokenizer
+    folders: tuple[Path, ...] = ()  # the folder that was read and those of its modules
+    maps: tuple[Module, ...] = ()  # the linear maps of token vectors
+    # weights and the prefix of their names if the only map is not a module; None otherwise
     projection: tuple[Path, str] | None = None
-    is_new: bool = False
-    normalize: bool = True
-    skiplist_words: tuple[str, ...] = ()
+    is_new: bool = False  # whether there is no map yet, so that one must be initialised
+    normalize: bool = True  # whether vectors are scaled to length 1
+    skiplist_words: tuple[str, ...] = ()  # tokens whose vectors do not count in texts of `skiplist_tasks`
     skiplist_tasks: tuple[str, ...] = ("document",)
-    skips_first: bool = False
-    keep_only_token_ids: tuple[int, ...] | None = None
+    skips_first: bool = False  # whether only the first special token is in that list
+    keep_only_token_ids: tuple[int, ...] | None = None  # the only tokens of a document that count; None for all
+    # texts are cut to this many tokens; None defers to the next one
     query_length: int | None = None
     document_length: int | None = None
     max_seq_length: int | None = None
-    expansion: Expansion | None = None
-    pooling: TokenPooling | None = None
-    similarity: str = "maxsim"
+    expansion: Expansion | None = None  # the tokens that fill up queries; None for no filling
+    pooling: TokenPooling | None = None  # pooling of the vectors of a text; None for no pooling
+    similarity: str = "maxsim"  # "maxsim" or "meanmaxsim"
+    # tokens before a text that the tokenizer must not split, by task
     prefixes: Mapping[str, str] = field(default_factory=dict)
+    # text before each text, by name; they begin with the prefixes
     prompts: Mapping[str, str] = field(default_factory=dict)
-    do_lower_case: bool = False
+    do_lower_case: bool = False  # whether texts are lower-cased before they are tokenized
 
 
 def is_late(folder: Path) -> bool:

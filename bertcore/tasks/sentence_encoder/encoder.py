@@ -41,18 +41,12 @@ from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_texts, listed_te
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReadOptions):
-    """The checked options of one call of `encode`.
+    """The checked options of one call of `encode`."""
 
-    Attributes:
-        skipped: number of first tokens that are not pooled.
-        normalize_embeddings: whether embeddings are scaled to length 1 at the end.
-        dimensions: number of first dimensions that are kept; None for all.
-        precision, ranges: see `quantize_embeddings`.
-    """
-
-    skipped: int
-    dimensions: int | None
-    normalize_embeddings: bool = False
+    skipped: int  # number of first tokens that are not pooled
+    dimensions: int | None  # number of first dimensions that are kept; None for all
+    normalize_embeddings: bool = False  # whether embeddings are scaled to length 1 at the end
+    # see `quantize_embeddings`
     precision: str = "float32"
     ranges: np.ndarray | None = None
 
@@ -156,7 +150,7 @@ class SentenceEncoder(PromptedReader):
         hidden = self.model.spec.hidden_size
         key, stated = settings.width or ("", hidden)
         if stated != hidden:
-            raise CheckpointError(f"{settings.pooling_file}: {key} is {stated}, expected the hidden_size {hidden}")
+            raise CheckpointError(f"{settings.pooling_file}: {key} is {stated}, expected {hidden}, the hidden_size")
         width = hidden * len(settings.pooling)
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)

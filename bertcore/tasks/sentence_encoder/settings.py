@@ -49,40 +49,26 @@ JINA_V5 = "jina_embeddings_v5"
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings in the folder of a sentence encoder.
+    """Settings in the folder of a sentence encoder."""
 
-    Attributes:
-        model_folder: folder of config.json, the weights and the tokenizer.
-        folders: the folder that was read and those of its modules.
-        is_static: whether the model is a table with one vector per token, whose mean is pooled.
-        unknown: "drop" to leave out unknown words of static embeddings, as Model2Vec does, for its files; "mean" to
-            pool their vector like the others.
-        pooling_file: the pooling's config; None for a plain model.
-        width: key and value of the stated width of the pooled hidden states; None if it is not stated.
-        pooling: modes of POOLING; the vectors of several are joined.
-        include_prompt: whether the tokens of a prompt are pooled, too.
-        maps: the modules after the pooling except a final Normalize.
-        normalize: whether a final Normalize scales embeddings to length 1.
-        max_seq_length: texts are cut to this many tokens; None leaves it to the tokenizer and the model.
-        do_lower_case: whether texts are lower-cased before they are tokenized.
-        similarity: name of the similarity that the model was trained for.
-        truncate_dim: number of first dimensions that are kept; None for all.
-    """
-
-    model_folder: Path
-    folders: tuple[Path, ...] = ()
-    is_static: bool = False
+    model_folder: Path  # folder of config.json, the weights and the tokenizer
+    folders: tuple[Path, ...] = ()  # the folder that was read and those of its modules
+    is_static: bool = False  # whether the model is a table with one vector per token, whose mean is pooled
+    # "drop" to leave out unknown words of static embeddings, as Model2Vec does, for its files; "mean" to pool their
+    # vector like the others
     unknown: str = "mean"
-    pooling_file: Path | None = None
+    pooling_file: Path | None = None  # the pooling's config; None for a plain model
+    # key and value of the stated width of the pooled hidden states; None if it is not stated
     width: tuple[str, int] | None = None
-    pooling: tuple[str, ...] = ("mean",)
-    include_prompt: bool = True
-    maps: tuple[Module, ...] = ()
-    normalize: bool = False
+    pooling: tuple[str, ...] = ("mean",)  # modes of POOLING; the vectors of several are joined
+    include_prompt: bool = True  # whether the tokens of a prompt are pooled, too
+    maps: tuple[Module, ...] = ()  # the modules after the pooling except a final Normalize
+    normalize: bool = False  # whether a final Normalize scales embeddings to length 1
+    # texts are cut to this many tokens; None leaves it to the tokenizer and the model
     max_seq_length: int | None = None
-    do_lower_case: bool = False
-    similarity: str = "cosine"
-    truncate_dim: int | None = None
+    do_lower_case: bool = False  # whether texts are lower-cased before they are tokenized
+    similarity: str = "cosine"  # name of the similarity that the model was trained for
+    truncate_dim: int | None = None  # number of first dimensions that are kept; None for all
 
 
 def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
