@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 import bertcore
-from bertcore import GLiNER, MultiVectorEncoder, SentenceEncoder
+from bertcore import GLiNER, GLiNER2, MultiVectorEncoder, SentenceEncoder
 from bertcore.arguments import required
 from bertcore.cli.inputs import WithModel, model_folder, output_stream
 from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Seed, Share, Words
@@ -20,6 +20,7 @@ from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.calibration import METHODS, calibration_as_json, expected_calibration_error
+from bertcore.tasks.gliner2_records import LabelledText, read_record
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.sentence_encoder.settings import read_settings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
@@ -32,6 +33,7 @@ LATE_TASKS = ("late-interaction", "late-distillation")
 EMBEDDING_TASKS = ("similarity", "pair", *LATE_TASKS)
 MENTION_TASKS = ("entity-classification", "relation-extraction")
 ENTITY_TASKS = (*MENTION_TASKS, "span-ner")
+GLINER_TASKS = "zero-shot-ner", "schema"
 WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
@@ -144,6 +146,7 @@ class Finetune(Labels, Adapters):
       entity-classification  the type of an entity, or a list of types: {"text", "spans": [entity], "label"} a line
       span-ner               the entities of a text: {"text", "spans": [[first, last + 1, label], ...]} a line
       zero-shot-ner          the same for a GLiNER model, which still accepts any labels
+      schema                 gliner2's records for a GLiNER2 model: {"input", "output": a schema with answers} a line
       similarity             the similarity of two texts (--text, --text-pair), a number (--label), by CoSENT
       pair                   texts that belong together: each first text should find its second one in the batch
 
@@ -161,6 +164,7 @@ class Finetune(Labels, Adapters):
         bertcore finetune pairs.csv --model demo --task pair --text question --text-pair answer --out my-encoder/
         bertcore finetune pairs.jsonl --model biobert/ --task relation-extraction --out my-relations/
         bertcore finetune entities.jsonl --model urchade/gliner_small-v2.1 --task zero-shot-ner --out my-gliner/
+        bertcore finetune records.jsonl --model fastino/gliner2-base-v1 --task schema --out my-gliner2/
         bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
 
     Attributes:
@@ -177,7 +181,7 @@ class Finetune(Labels, Adapters):
     only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
     model: File
-    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, "zero-shot-ner", *EMBEDDING_TASKS)]  # type: ignore[misc]
+    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)]  # type: ignore[misc]
     keep_checkpoints: bool = False
     class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
     negative_label: str | None = None
@@ -201,8 +205,9 @@ class Finetune(Labels, Adapters):
 
     def train(self, folder: Path) -> None:
         rows, held_out = self.labelled_rows(self.seed)
-        other = {"zero-shot-ner": self._train_gliner} | dict.fromkeys(LATE_TASKS, self._train_late)
-        if self.task in ("zero-shot-ner", *EMBEDDING_TASKS):
+        gliner = dict(zip(GLINER_TASKS, (self._train_gliner, self._train_gliner2), strict=True))
+        other = gliner | dict.fromkeys(LATE_TASKS, self._train_late)
+        if self.task in (*GLINER_TASKS, *EMBEDDING_TASKS):
             other.get(self.task, self._train_encoder)(folder, rows, held_out)
             return
         columns = self.columns(rows if self.eval else [*rows, *held_out])
@@ -316,9 +321,32 @@ class Finetune(Labels, Adapters):
 
         self.train_and_report(trainer, measure)
 
-    def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+    def _check_gliner(self) -> None:
         if self.max_length or self.lora:
-            raise CommandError("--max-length or --lora is given with --task zero-shot-ner, which has no use for it")
+            raise CommandError(f"--max-length or --lora is given with --task {self.task}, which has no use for it")
+
+    def _train_gliner2(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+        self._check_gliner()
+        model = GLiNER2.from_pretrained(model_folder(self.model, "gliner"))
+        objective = objectives.GLiNER2Schemas(model)
+        collate = objective.collator(model.tokenizer)
+        for record in sorted([*rows, *held_out], key=operator.attrgetter("file", "line")):
+            collate([record])
+        trainer = self.trainer(folder, model.model, rows, held_out, model.tokenizer, objective=objective)
+        print(f"data      {len(rows):,} texts, {len(held_out):,} held out")
+
+        def measure(out: Path) -> dict[str, float]:
+            measured, tuned = [read_record(row) for row in held_out], GLiNER2.from_pretrained(out)
+            schemas = [each.schema for each in measured]
+            results = tuned.batch_extract([each.text for each in measured], schemas, truncation=True)
+            right, given = [each.facts() for each in measured], list(map(LabelledText.facts, measured, results))
+            hits = sum(len(one & other) for one, other in zip(given, right, strict=True))
+            return of_counts(hits, sum(map(len, given)), sum(map(len, right))) if held_out else {}
+
+        self.train_and_report(trainer, measure)
+
+    def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
+        self._check_gliner()
         columns = data.LabelledEntities(nested=True)
         own, others = ([columns.entities(*each[::-1]) for each in enumerate(some)] for some in (rows, held_out))
         counts = Counter(kind for some in [*own, *others] for _, kind in some)

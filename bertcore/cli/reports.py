@@ -44,6 +44,7 @@ def write_reports(folder: Path, command: Any, trainer: Any, outcome: Any, scores
 def _card(folder: Path, command: Any, trainer: Any, outcome: Any, scores: Mapping[str, float]) -> str:
     verb, names = type(command).__name__.lower(), [kind.__name__ for kind in type(trainer.model).__mro__]
     kind = next((name for name in names if name in PIPELINES), names[0])  # of a family's own class, too
+    kind = "GLiNER2" if kind == "GLiNER2Model" else kind
     source = {"pretrain": "model", "finetune": "model", "distill": "teacher"}[verb]
     aim = getattr(command, "task", None) or getattr(command, "objective", "")
     data = ", ".join(f"`{Path(each).name}`" for each in getattr(command, "data", ()) or getattr(command, "corpus", ()))

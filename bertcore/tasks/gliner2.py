@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, repeat, tee
@@ -15,45 +12,26 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import DType, check_count, check_share
-from bertcore.checkpoint.files import CONFIG_NAME
 from bertcore.kernels import checks
-from bertcore.models.gliner2 import CLASSES, ENCODER_CONFIG, ONE, SEVERAL, GLiNER2Model
+from bertcore.models.gliner2 import CLASSES, ONE, SEVERAL, GLiNER2Model
 from bertcore.tasks.gliner import TRUNCATIONS, Extractor, is_for_each, label_sets
-from bertcore.tasks.gliner2_schema import SEP_STRUCT, SEP_TEXT, TOKENS, Schema, SchemaPart, classes_asked, records_asked
+from bertcore.tasks.gliner2_records import read_record
+from bertcore.tasks.gliner2_schema import (
+    SEP_STRUCT,
+    SEP_TEXT,
+    TOKENS,
+    WORD,
+    Schema,
+    SchemaPart,
+    SchemaRow,
+    classes_asked,
+    records_asked,
+)  # fmt: skip
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts, progress_bar
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
-
-# Addresses, mail addresses, names behind @, words joined by - and _ with their combining marks, other characters.
-LETTER = r"[\w\u0300-\u036f\u200c\u200d]"
-WORD = re.compile(
-    rf"(?:https?://\S+|www\.\S+)|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{{2,}}|@[a-z0-9_]+|{LETTER}+(?:[-_]{LETTER}+)*|\S",
-    re.IGNORECASE,
-)
-
-
-@dataclass
-class SchemaRow:
-    """A text after its schema.
-
-    Attributes:
-        text: the text as read, which ends with a punctuation mark.
-        schema: the schema.
-        choices: the places of the choices of each record and field among the words before the text.
-        words: the character ranges of the text's words.
-        arrays: input_ids, words_mask and groups_mask.
-    """
-
-    text: str
-    schema: Schema
-    choices: dict[tuple[str, str], list[int]]
-    words: list[tuple[int, int]]
-    arrays: dict[str, list[int]]
-
-    def __len__(self) -> int:
-        return len(self.arrays["input_ids"])
 
 
 class GLiNER2(Extractor):
@@ -85,14 +63,6 @@ class GLiNER2(Extractor):
     @classmethod
     def _loaded(cls, folder: Path, dtype: DType | None, hub: Mapping[str, Any]) -> tuple[GLiNER2Model, Any]:
         return GLiNER2Model.from_pretrained(folder, dtype=dtype), AutoTokenizer.from_pretrained(folder)
-
-    def save_pretrained(self, save_directory: str | os.PathLike[str]) -> None:
-        """Write the model and its tokenizer into a folder, from which the package gliner2 loads them, too."""
-        super().save_pretrained(save_directory)
-        folder = Path(save_directory)
-        (folder / ENCODER_CONFIG).mkdir(exist_ok=True)
-        encoder = json.dumps(dict(self.model.config[ENCODER_CONFIG]), indent=2)
-        (folder / ENCODER_CONFIG / CONFIG_NAME).write_text(f"{encoder}\n", encoding="utf-8")
 
     @staticmethod
     def create_schema() -> Schema:
@@ -167,12 +137,7 @@ class GLiNER2(Extractor):
         how = ReadOptions(cutting=Cutting(truncation, most), backend=kernels.get_backend(), **sizes)
 
         def compute(rows: list[SchemaRow]) -> list[dict[str, Any]]:
-            width = max(map(len, rows))
-            arrays = {name: np.zeros((len(rows), width), np.int64) for name in (*rows[0].arrays, "attention_mask")}
-            for place, row in enumerate(rows):
-                for name, values in (row.arrays | {"attention_mask": [1] * len(row)}).items():
-                    arrays[name][place, : len(row)] = values
-            logits = self.model(**arrays).logits
+            logits = self.model(**self.padded(rows)).logits
             return [result(row, given, threshold, *shows) for row, given in zip(rows, logits, strict=True)]
 
         def answers() -> Iterator[dict[str, Any]]:
@@ -219,6 +184,22 @@ class GLiNER2(Extractor):
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[SchemaRow, bool]]:
         return [self.token_row(*each, how.cutting.max_length) for each in texts]
+
+    @staticmethod
+    def padded(rows: Sequence[SchemaRow]) -> dict[str, np.ndarray]:
+        """Return the arrays of rows, padded with zeros, and the attention mask."""
+        width = max(map(len, rows))
+        arrays = {name: np.zeros((len(rows), width), np.int64) for name in (*rows[0].arrays, "attention_mask")}
+        for place, row in enumerate(rows):
+            for name, values in (row.arrays | {"attention_mask": 1}).items():
+                arrays[name][place, : len(row)] = values
+        return arrays
+
+    def labelled_row(self, record: Any, order: np.random.Generator | None = None) -> SchemaRow:
+        """Return a record (see `read_record`) as tokens and targets; `order` draws the order of its labels."""
+        made = read_record(record)
+        made = made if order is None else made.shuffled(order)
+        return made.labelled(self.token_row(made.text, made.schema, self.model.max_len)[0])
 
     def token_row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:
         """Return the tokens of a text after its schema, and whether it was cut."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,6 +22,13 @@ ACTIVATIONS = ("auto", "softmax", "sigmoid")
 KEYS = "entities", "relations", "structures", "classifications"
 FIELD = "dtype", "choices", "description", "threshold"
 CLASSIFICATION = "task", "labels", "multi_label", "cls_threshold", "top_k", "class_act", "prompt", "examples"
+
+# Addresses, mail addresses, names behind @, words joined by - and _ with their combining marks, other characters.
+LETTER = r"[\w\u0300-\u036f\u200c\u200d]"
+WORD = re.compile(
+    rf"(?:https?://\S+|www\.\S+)|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{{2,}}|@[a-z0-9_]+|{LETTER}+(?:[-_]{LETTER}+)*|\S",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -133,14 +141,17 @@ class Schema:
             raise TypeError(f"schema is {data!r:.60}, expected a mapping with {', '.join(KEYS)}")
         for key in data:
             checks.choice("a key of schema", key, KEYS)
-        schema = cls().entities(data.get("entities") or []).relations(data.get("relations") or [])
-        for name, given in _names("structures", data.get("structures") or {}).items():
-            fields = _settings(f"structures[{name!r}]", given, ("fields",)).get("fields")
+        given = {key: [] if data.get(key) is None else data[key] for key in KEYS}
+        schema = cls().entities(given["entities"]).relations(given["relations"])
+        for name, record in _names("structures", given["structures"]).items():
+            fields = settings_of(f"structures[{name!r}]", record, ("fields",), needed=("fields",))["fields"]
+            if not listed(f"structures[{name!r}].fields", fields):
+                raise ValueError(f"structures[{name!r}].fields is empty, expected at least one")
             schema.structure(name)
-            for each in _list(f"structures[{name!r}].fields", fields):
-                schema.field(**_settings("a field", each, ("name", *FIELD), needed=("name",)))
-        for each in _list("classifications", data.get("classifications") or []):
-            schema.classification(**_settings("a classification", each, CLASSIFICATION, needed=("task", "labels")))
+            for each in fields:
+                schema.field(**settings_of("a field", each, ("name", *FIELD), needed=("name",)))
+        for each in listed("classifications", given["classifications"]):
+            schema.classification(**settings_of("a classification", each, CLASSIFICATION, needed=("task", "labels")))
         return schema
 
     def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
@@ -191,7 +202,7 @@ class Schema:
             prompt: a text that the model reads in addition to the name.
             examples: texts with their labels, which the model also reads.
         """
-        pairs = [tuple(_list("a pair of examples", pair)) for pair in _list("examples", examples)]
+        pairs = [tuple(listed("a pair of examples", pair)) for pair in listed("examples", examples)]
         if wrong := [pair for pair in pairs if [type(text) for text in pair] != [str, str]]:
             raise TypeError(f"examples has {wrong[0]!r:.60}, expected pairs of a text and its label")
         if prompt is not None:
@@ -252,20 +263,54 @@ class Schema:
         return found, places
 
 
-def _list(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
+@dataclass
+class SchemaRow:
+    """A text after its schema.
+
+    Attributes:
+        text: the text as read, which ends with a punctuation mark.
+        schema: the schema.
+        choices: the places of the choices of each record and field among the words before the text.
+        words: the character ranges of the text's words.
+        arrays: input_ids, words_mask and groups_mask; in training also instances, as a GLiNER2Model takes it, and
+            class_targets, which at the mark of a class is 1, or 2 if the class is true, and otherwise 0.
+        spans: in training, the (query, first word, last word) of each mention; for queries see GLiNER2Logits.
+        queries: the number of queries in training.
+    """
+
+    text: str
+    schema: Schema
+    choices: dict[tuple[str, str], list[int]]
+    words: list[tuple[int, int]]
+    arrays: dict[str, list[int]]
+    spans: list[tuple[int, int, int]] = field(default_factory=list)
+    queries: int = 0
+
+    def __len__(self) -> int:
+        return len(self.arrays["input_ids"])
+
+
+def listed(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
+    """Return a list or tuple. Raises TypeError for anything else."""
     if not isinstance(given, list | tuple):
         raise TypeError(f"{name} is {given!r:.60}, expected a list")
     return given
 
 
-def _settings(name: str, given: Any, known: Sequence[str], needed: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a mapping with known keys. Raises TypeError or ValueError for anything else."""
+def settings_of(
+    name: str, given: Any, known: Sequence[str] | None = None, needed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a mapping with known keys, or any strings. Raises TypeError or ValueError for anything else."""
     if not isinstance(given, Mapping):
-        raise TypeError(f"{name} is {given!r:.60}, expected a mapping with {', '.join(known)}")
+        expected = f" with {', '.join(needed or known)}" if known else ""
+        raise TypeError(f"{name} is {given!r:.60}, expected a mapping{expected}")
     for key in given:
-        checks.choice(f"a key of {name}", key, known)
+        if known is None:
+            checked_text(f"a key of {name}", key)
+        else:
+            checks.choice(f"a key of {name}", key, known)
     if missing := [key for key in needed if key not in given]:
-        raise ValueError(f"{name} has no {missing[0]!r}, expected {', '.join(known)}")
+        raise ValueError(f"{name} has no {missing[0]!r}, expected {' and '.join(needed)}")
     return dict(given)
 
 

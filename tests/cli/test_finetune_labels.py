@@ -5,11 +5,12 @@ import json
 
 import pytest
 
-from bertcore import GLiNER, MultiVectorEncoder
+from bertcore import GLiNER, GLiNER2, MultiVectorEncoder
 from bertcore.cli import main
 from tests.tasks.multi_vector.tiny import save_tiny_late
 from tests.tiny_bert import save_tiny_encoder
 from tests.tiny_gliner import tiny_gliner
+from tests.tiny_gliner2 import tiny_gliner2
 
 KINDS = "person", "city"
 QUERIES = [
@@ -43,6 +44,25 @@ def test_a_gliner_model_learns_entities(kind, tmp_path, capsys):
     assert 'pipeline("zero-shot-ner", "out")' in (tmp_path / "out" / "README.md").read_text()
 
 
+def test_a_gliner2_model_learns_schemas(tmp_path, capsys):
+    (tmp_path / "model").mkdir()
+    answers = {
+        "entities": {name: [name] for name in KINDS},
+        "relations": [{"of": {"head": "person", "tail": "city"}}],
+        "json_structures": [{"the": {"x": "person", "y": {"value": "big", "choices": ["big", "in"]}}}],
+        "classifications": [{"task": "a", "labels": ["big", "in"], "true_label": "in"}],
+    }
+    rows = [{"input": record["text"], "output": answers} for record in entity_records()]
+    options = "--epochs", "120", "--batch", "9", "--lr", "0.005", "--backend", "numba"
+    assert finetune(tmp_path, rows, tiny_gliner2(tmp_path / "model"), "schema", *options) == 0
+    shown = capsys.readouterr().out
+    assert "9 texts, 9 held out" in shown and "held out  f1 1.0000" in shown
+    found = GLiNER2.from_pretrained(tmp_path / "out").extract_entities(rows[0]["input"], KINDS)
+    assert found == {"entities": {"person": ["person"], "city": ["city"]}}
+    assert 'GLiNER2.from_pretrained("out")' in (tmp_path / "out" / "README.md").read_text()
+    assert (tmp_path / "out" / "encoder_config" / "config.json").is_file()
+
+
 @pytest.mark.parametrize("task", ["late-interaction", "late-distillation"])
 def test_a_late_encoder_learns_to_rank(task, tmp_path, capsys):
     rows = [row | ({"label": [3.0, 0]} if task == "late-distillation" else {}) for row in QUERIES]
@@ -67,6 +87,8 @@ def test_a_late_encoder_learns_to_rank(task, tmp_path, capsys):
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x " * 99]]}, [], "labels have more than the 64 tokens"),
         ("zero-shot-ner", {"text": "a", "spans": [[0, 1, "x"]]}, ["--lora", "2"], "--max-length or --lora is given"),
         ("zero-shot-ner", {"text": "a", "spans": []}, ["--text", "x"], "--text is for --task sequence, "),
+        ("schema", {"input": "a", "output": {}}, [], "data.jsonl:1: output has nothing to learn"),
+        ("schema", {"input": "a", "output": {}}, ["--max-length", "9"], "--max-length or --lora is given"),
         ("late-interaction", {"text": "a"}, [], "no 'text_pair'"),
         ("late-interaction", {"text": "a", "text_pair": "b", "negatives": [None]}, [], "expected a list of strings"),
         ("late-distillation", {"text": "a", "text_pair": "b", "label": [1.0]}, [], "expected 1 numbers, one for each"),
@@ -75,7 +97,8 @@ def test_a_late_encoder_learns_to_rank(task, tmp_path, capsys):
 )  # fmt: skip
 def test_wrong_data_are_refused(task, row, options, message, tmp_path, capsys):
     (tmp_path / "model").mkdir()
-    (save_tiny_late if task.startswith("late") else tiny_gliner)(tmp_path / "model")
+    save = {"zero-shot-ner": tiny_gliner, "schema": tiny_gliner2}.get(task, save_tiny_late)
+    save(tmp_path / "model")
     assert finetune(tmp_path, [row], tmp_path / "model", task, *options) != 0
     assert message in capsys.readouterr().err
 

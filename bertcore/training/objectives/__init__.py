@@ -56,6 +56,7 @@ from bertcore.training.objectives.language_modeling import (
 )
 from bertcore.training.objectives.objective import CustomLoss, Objective, Supervised
 from bertcore.training.objectives.preview import preview
+from bertcore.training.objectives.schemas import GLiNER2Schemas
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
 from bertcore.training.objectives.similarity import (
     BatchHardTripletLossDistanceFunction,
@@ -70,11 +71,11 @@ __all__ = [
     "BatchSemiHardTripletLoss", "CachedGISTEmbedLoss", "CachedMultipleNegativesRankingLoss",
     "CachedMultipleNegativesSymmetricRankingLoss", "CausalLM", "CoSENTLoss", "ColumnCollator", "ContrastiveLoss",
     "CosineSimilarityLoss", "CustomLoss", "DistillKLDivLoss", "Distillation", "EmbeddingObjective", "EntityMaskedLM",
-    "GISTEmbedLoss", "GLiNEREntities", "HiddenCosine", "HiddenStates", "MSELoss", "MarginMSELoss", "MaskedLM",
-    "MatryoshkaLoss", "MultipleNegativesRankingLoss", "MultipleNegativesSymmetricRankingLoss", "NextSentence",
-    "Objective", "OnlineContrastiveLoss", "PermutationLM", "Relations", "ReplacedToken", "SentenceOrder",
-    "SiameseDistanceMetric", "SoftTargets", "SoftmaxLoss", "SpanBoundary", "Supervised", "TranslationLM",
-    "TripletDistanceMetric", "TripletLoss", "cross_encoder", "multi_vector", "preview", "sparse",
+    "GISTEmbedLoss", "GLiNER2Schemas", "GLiNEREntities", "HiddenCosine", "HiddenStates", "MSELoss", "MarginMSELoss",
+    "MaskedLM", "MatryoshkaLoss", "MultipleNegativesRankingLoss", "MultipleNegativesSymmetricRankingLoss",
+    "NextSentence", "Objective", "OnlineContrastiveLoss", "PermutationLM", "Relations", "ReplacedToken",
+    "SentenceOrder", "SiameseDistanceMetric", "SoftTargets", "SoftmaxLoss", "SpanBoundary", "Supervised",
+    "TranslationLM", "TripletDistanceMetric", "TripletLoss", "cross_encoder", "multi_vector", "preview", "sparse",
 ]  # fmt: skip
 
 _INSTEAD = {  # of losses of sentence-transformers
