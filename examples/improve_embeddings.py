@@ -9,24 +9,19 @@ The accuracy, before and after, is the share of short descriptions that rank the
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from zlib import crc32
 
 from corpora import package_descriptions
 from retrieval import Found, found
 
-from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
+from bertcore import SentenceEncoder, SentenceTransformerTrainer, SentenceTransformerTrainingArguments, losses
 from bertcore.demo_model import demo_model_folder
-from bertcore.tasks.sentence_encoder import save_sentence_encoder
-from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.objectives import MultipleNegativesRankingLoss
 
 HELD_OUT, MAX_LENGTH = 2000, 64
 
 
-def search(folder: Path, pairs: list[dict]) -> Found:
-    """Search long descriptions with short ones, by the vectors of the encoder in a folder."""
-    encoder = SentenceEncoder(folder, max_seq_length=MAX_LENGTH)
+def search(encoder: SentenceEncoder, pairs: list[dict]) -> Found:
+    """Search long descriptions with short ones, by the vectors of an encoder."""
     return found(*(encoder.encode([pair[name] for pair in pairs], normalize_embeddings=True) for name in pairs[0]))
 
 
@@ -38,9 +33,8 @@ def main() -> None:
 
     described = sorted(package_descriptions(), key=lambda package: crc32(package[0].split("-")[0].encode()))
     pairs = [{"anchor": short, "positive": long} for _, short, long in described]
-    folder = demo_model_folder()
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
-    args = TrainingArguments(
+    encoder = SentenceEncoder(demo_model_folder(), max_seq_length=MAX_LENGTH)
+    args = SentenceTransformerTrainingArguments(
         output_dir=given.out,
         max_seconds=given.seconds,
         per_device_train_batch_size=64,
@@ -49,12 +43,12 @@ def main() -> None:
         logging_steps=20,
         save_strategy="no",
     )
-    objective = MultipleNegativesRankingLoss(max_length=MAX_LENGTH)
-    trainer = Trainer(model, args, train_dataset=pairs[HELD_OUT:], processing_class=tokenizer, objective=objective)
-    before = search(folder, pairs[:HELD_OUT])
+    loss = losses.MultipleNegativesRankingLoss(encoder)
+    trainer = SentenceTransformerTrainer(encoder, args, pairs[HELD_OUT:], loss=loss)
+    before = search(encoder, pairs[:HELD_OUT])
     done = trainer.train()
-    save_sentence_encoder(given.out, model, tokenizer, normalize=True, max_seq_length=MAX_LENGTH)
-    after = search(Path(given.out), pairs[:HELD_OUT])
+    trainer.save_model()
+    after = search(SentenceEncoder(given.out), pairs[:HELD_OUT])
     print(f"{len(pairs) - HELD_OUT:,} pairs, {done.global_step} steps in {done.metrics['train_runtime']:.0f} s")
     print(f"the right description is found, before: {before}; after: {after}")
 

@@ -38,7 +38,7 @@ from bertcore.tasks.folder import (
 from bertcore.tasks.long_texts import ReadOptions
 from bertcore.tasks.search import ranking
 from bertcore.tasks.sequence_scores import SequenceScores, sigmoid, softmax, unchanged
-from bertcore.tasks.texts import checked_text, checked_texts, progress_bar
+from bertcore.tasks.texts import checked_text, checked_texts, lower_cased, progress_bar
 
 Pair = Sequence[str]
 
@@ -137,6 +137,10 @@ class CrossEncoder(Encoder):
 
     def cut_length(self, processing_kwargs: Mapping[str, Any] | None) -> int:
         return self.scores.cut_length(processing_kwargs)
+
+    def prepared(self, text: str, prompt: str) -> str:
+        """Return a text as the model reads it, after the prompt: in lower case if the model asks for it."""
+        return lower_cased(prompt + text) if self.scores.do_lower_case else prompt + text
 
     def _model_folder(self) -> Path:
         return self._where

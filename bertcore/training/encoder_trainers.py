@@ -154,12 +154,13 @@ class ColumnsCollator:
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of examples of one dataset."""
-        name = examples[0].get(DATASET) if isinstance(examples[0], Mapping) else None
+        for example in examples:
+            if not isinstance(example, Mapping):
+                raise TypeError(f"an example is {type(example).__name__}, expected a mapping of columns")
+        name = examples[0].get(DATASET)
         collate = self.collators.get(name) or self.collators.get(None)
         if collate is None:
-            raise ValueError(
-                f"an example is of dataset {name!r}, expected one of {', '.join(map(str, self.collators))}"
-            )
+            raise ValueError(f"an example is of dataset {name!r}, expected {', '.join(map(str, self.collators))}")
         rows = [{key: value for key, value in example.items() if key != DATASET} for example in examples]
         prompts, columns = of_dataset(self.args.prompts, name), [key for key in rows[0] if key not in LABELS]
         for place, column in enumerate(columns):
@@ -176,10 +177,9 @@ class ColumnsCollator:
     def _prepared(self, value: Any, prompt: str) -> Any:
         if isinstance(value, list | tuple):
             return [self._prepared(each, prompt) for each in value]
-        is_text, prepare = isinstance(value, str), getattr(self.encoder, "prepared", None)
-        if not is_text or isinstance(self.encoder, SparseEncoder | MultiVectorEncoder):
+        if not isinstance(value, str) or isinstance(self.encoder, SparseEncoder | MultiVectorEncoder):
             return value  # their collators prepare texts
-        return prepare(value, prompt) if prepare else prompt + value
+        return self.encoder.prepared(value, prompt)
 
 
 def of_dataset(given: Any, name: str | None) -> Any:

@@ -12,6 +12,8 @@ from bertcore import (
     SentenceEncoder,
     SentenceTransformerTrainer,
     SentenceTransformerTrainingArguments,
+    SparseEncoder,
+    SparseEncoderTrainer,
     TrainingArguments,
     losses,
     use_backend,
@@ -22,7 +24,7 @@ from bertcore.training.data.batches import Batches, DistinctBatches, LabelledBat
 from bertcore.training.objectives import Supervised
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
-from tests.tasks.sparse_encoder.tiny import save_tiny_splade
+from tests.tasks.sparse_encoder.tiny import save_tiny_router, save_tiny_splade
 from tests.tiny_bert import save_tiny_encoder
 
 SCRIPT = """
@@ -90,8 +92,9 @@ if kind == "CrossEncoder":
     model = library.CrossEncoder(folder)
     args, loss = library.CrossEncoderTrainingArguments(**settings), cross_encoder.BinaryCrossEntropyLoss(model)
     trainer = library.CrossEncoderTrainer(model, args, train_dataset=scored, loss=loss)
-if kind == "SparseEncoder":
+if kind in ("SparseEncoder", "Router"):
     model = library.SparseEncoder(folder)
+    settings |= {"router_mapping": {"query": "query", "answer": "document"}} if kind == "Router" else {}
     loss = sparse.SpladeLoss(model, sparse.SparseMultipleNegativesRankingLoss(model), 3e-3, 5e-3)
     args = library.SparseEncoderTrainingArguments(**settings)
     trainer = library.SparseEncoderTrainer(model, args, Dataset.from_dict(rows), loss=loss)
@@ -126,9 +129,10 @@ from bertcore import SentenceEncoder as SentenceTransformer
 
 
 def without_dropout(folder):
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    (folder / "config.json").write_text(json.dumps(config))
+    for file in folder.rglob("config.json"):
+        config = json.loads(file.read_text())
+        if "hidden_size" in config:
+            file.write_text(json.dumps(config | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}))
     return folder
 
 
@@ -145,16 +149,20 @@ def test_a_script_of_sentence_transformers_trains_to_the_same_weights(tmp_path, 
         given = {"folder": str(folder), "output": str(tmp_path / library), "name": name}
         with use_backend("numpy"):
             exec(imports + SCRIPT, given)
-        weights = open_checkpoint(tmp_path / library / "model.safetensors")
-        found[library] = {name: np.array(weights[name]) for name in weights}, given["vectors"]
+        found[library] = weights_in(tmp_path / library), given["vectors"]
     (ours, vectors), (theirs, expected) = found["ours"], found["theirs"]
     assert_trained_alike(ours, theirs, folder)
     np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
+def weights_in(folder):
+    files = {file.relative_to(folder): open_checkpoint(file) for file in folder.rglob("*.safetensors")}
+    return {f"{file} {name}": np.array(weights[name]) for file, weights in files.items() for name in weights}
+
+
 def assert_trained_alike(ours, theirs, folder):
-    before = open_checkpoint(folder / "model.safetensors")
-    assert max(np.abs(ours[name] - before[name]).max() for name in ours) > 1e-4
+    before = weights_in(folder)
+    assert max(np.abs(array - before[name]).max() for name, array in ours.items() if name in before) > 1e-4
     for name, array in ours.items():
         np.testing.assert_allclose(array, theirs[name], rtol=0, atol=1e-5, err_msg=name)
 
@@ -170,7 +178,7 @@ def saved_classifier(folder):
 
 
 FOLDERS = {"CrossEncoder": saved_classifier, "SparseEncoder": save_tiny_splade, "MultiVectorEncoder": save_tiny_late}
-FOLDERS["several datasets"] = save_tiny_encoder
+FOLDERS |= {"Router": save_tiny_router, "several datasets": save_tiny_encoder}
 
 
 @pytest.mark.parity
@@ -180,8 +188,7 @@ def test_scripts_of_other_encoders_and_several_datasets(tmp_path, on_numpy, kind
     folder, found = without_dropout(FOLDERS[kind](tmp_path / "encoder")), []
     for library, imports in {"ours": OUR_OTHERS, "theirs": THEIR_OTHERS}.items():
         exec(imports + OTHERS, {"folder": str(folder), "output": str(tmp_path / library), "kind": kind})
-        weights = open_checkpoint(tmp_path / library / "model.safetensors")
-        found.append({name: np.array(weights[name]) for name in weights})
+        found.append(weights_in(tmp_path / library))
     assert_trained_alike(*found, folder)
 
 
@@ -295,6 +302,7 @@ def test_reprs(tmp_path):
     )
     assert repr(EarlyStoppingCallback(3)) == "<EarlyStoppingCallback, patience 3, threshold 0.0, failures 0>"
     trainer = SentenceTransformerTrainer(SentenceEncoder(save_tiny_encoder(tmp_path / "encoder")), arguments("run"))
+    assert repr(trainer.objective) == "<CoSENTLoss, pooling mean, scale 20.0>"
     assert repr(trainer).startswith("<SentenceTransformerTrainer of <SentenceEncoder of <AutoModel: bert")
     assert repr(trainer).endswith(", CoSENTLoss, step 0, output_dir run>")
 
@@ -313,6 +321,8 @@ def test_refusals(tmp_path, on_numpy):
     refuses(ValueError, "loss is for a, and train_dataset has a, b", make, encoder, args, two, loss={"a": loss})
     refuses(ValueError, "loss is for a, and eval_dataset has one dataset", make, encoder, args, None, [], {"a": loss})
     refuses(TypeError, "dataset 'a' is tuple_iterator", make, encoder, args, {"a": iter(())})
+    refuses(TypeError, "dataset 'a' has str, expected mappings", make, encoder, args, {"a": ["x"], "b": ["y"]})
+    refuses(TypeError, "an example is str, expected a mapping", make(encoder, args, ["x"] * 9, loss=loss).train)
     refuses(ValueError, "and there is no eval_dataset", make, encoder, arguments(tmp_path / "y", eval_strategy="epoch"))
     routed = arguments(tmp_path / "z", router_mapping={"a": "query"})
     refuses(ValueError, "router_mapping is .* model has no Router", make, encoder, routed)
@@ -329,5 +339,10 @@ def test_refusals(tmp_path, on_numpy):
     two = {"a": losses.SoftmaxLoss(encoder, num_labels=2), "b": losses.SoftmaxLoss(encoder, num_labels=3)}
     trainer = make(encoder, args, {"a": SCORED, "b": SCORED}, loss=two)
     refuses(ValueError, "loss has two losses with parameters of their own", trainer.train)
+    sparse = SparseEncoder(save_tiny_router(tmp_path / "router"))
+    refuses(ValueError, "prompts is 'x', expected None", SparseEncoderTrainer, sparse, arguments(tmp_path, prompts="x"))
+    routed = arguments(tmp_path / "v", router_mapping={"positive": "query"})
+    trainer = SparseEncoderTrainer(sparse, routed, PAIRS)
+    refuses(ValueError, "router_mapping has 'query' for 'positive', expected 'document'", trainer.train)
     trainer = make(encoder, arguments(tmp_path / "w"), {"a": SCORED}, loss={"a": loss})
-    refuses(ValueError, "an example is of dataset None, expected one of a", trainer.evaluate, SCORED)
+    refuses(ValueError, "an example is of dataset None, expected a", trainer.evaluate, SCORED)

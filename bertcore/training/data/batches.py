@@ -242,6 +242,8 @@ class Named(Sequence[Example]):
     def __init__(self, name: str, dataset: Any):
         if not _is_sized(dataset) or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset {name!r} is {type(dataset).__name__}, expected a sequence of examples")
+        if len(dataset) and not isinstance(dataset[0], Mapping):
+            raise TypeError(f"dataset {name!r} has {type(dataset[0]).__name__}, expected mappings of columns")
         self.name, self.dataset = name, dataset
 
     def __len__(self) -> int:

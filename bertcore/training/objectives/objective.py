@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_numbers, check_share, check_strings
+from bertcore.arguments import Described, check_numbers, check_share, check_strings
 from bertcore.gradients import Gradients, differentiate, with_loss
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
@@ -35,7 +35,7 @@ class Trained:
         yield from self.beside
 
 
-class Objective:
+class Objective(Described):
     """Base of objectives: a loss of a model's outputs, and the number of labels that it is a mean over.
 
     A subclass defines its loss in `loss`, from operations with gradients (bertcore.nn.functional) or in NumPy with
