@@ -226,7 +226,7 @@ def test_masked_language_models_embed(folders, name, tmp_path):
 @pytest.mark.parametrize("task", ["entity-classification", "relation-extraction"])
 def test_marked_entities(task, family, tmp_path):
     folder = save_family(tmp_path / "marked", family)
-    kind = pipeline_class(task).model_class()
+    kind = pipeline_class(task).model_classes[0]
     kind.from_pretrained(folder, num_labels=3).save_pretrained(folder)
     spans = [[0, 3], [4, 7]][: 1 if task == "entity-classification" else 2]
     others = [[6, 9], [0, 5]][: len(spans)]

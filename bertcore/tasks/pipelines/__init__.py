@@ -51,18 +51,15 @@ def pipeline(
         raise TypeError(f"model is {type(model).__name__}, expected the folder or the id of a checkpoint, or a model")
     if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
         raise TypeError(f"tokenizer is {type(tokenizer).__name__}, expected what AutoTokenizer.from_pretrained returns")
+    hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     if not isinstance(model, Model):
-        hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
         return kind.from_pretrained(model, tokenizer=tokenizer, dtype=dtype, hub=hub, **options)
-    given = {"dtype": dtype, "revision": revision, "token": token, "cache_dir": cache_dir,
-             "local_files_only": local_files_only or None}  # fmt: skip
-    wrong = [name for name, value in given.items() if value is not None]
-    if wrong:
+    if wrong := [name for name, value in {"dtype": dtype, **hub}.items() if value not in (None, False)]:
         raise TypeError(f"{wrong[0]} is for a model that is not loaded yet, and model is a {type(model).__name__}")
     if tokenizer is None:
         raise TypeError(f"tokenizer is None, expected the tokenizer of the {type(model).__name__}")
-    if not isinstance(model, wanted := kind.model_class()):
-        needs = " or ".join(each.__name__ for each in getattr(wanted, "__args__", (wanted,)))
+    if not isinstance(model, kind.model_classes):
+        needs = " or ".join(each.__name__ for each in kind.model_classes)
         raise TypeError(f"model is a {type(model).__name__}, {kind.task} needs {needs}")
     return kind(model, tokenizer, **options)
 

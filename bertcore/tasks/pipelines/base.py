@@ -15,7 +15,6 @@ from bertcore import kernels
 from bertcore.arguments import DType, check_count
 from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
-from bertcore.models import auto
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of, with_last
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, progress_bar
@@ -93,7 +92,7 @@ class Pipeline:
 
     task: ClassVar[str] = ""
     options_class: ClassVar[type[CallOptions]] = CallOptions
-    _model_class: ClassVar[str] = ""
+    model_classes: ClassVar[tuple[type[Model], ...]] = ()  # the first is loaded
     _head: ClassVar[str] = ""  # description of the head that a checkpoint must have
     _most_shared: ClassVar[int | None] = None
     _keys: ClassVar[tuple[str, ...]] = ()  # of an input of two texts
@@ -115,10 +114,9 @@ class Pipeline:
         Raises ValueError for a checkpoint without the task's head, and CheckpointError like `Model.from_pretrained`.
         """
         folder = resolve(folder, "sentence_encoder", **(hub or {}))  # weights and tokenizer
-        model_class = cls.model_class()
         with warnings.catch_warnings():  # a missing head is an error here
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            model = model_class.from_pretrained(folder, dtype=dtype, **cls._model_options())
+            model = cls.model_classes[0].from_pretrained(folder, dtype=dtype, **cls._model_options())
         if model.newly_initialised or cls._is_of_another_task(model):
             raise ValueError(f"{folder} has no {cls._head}, so it cannot do {cls.task}")
         if tokenizer is None:
@@ -128,14 +126,10 @@ class Pipeline:
     @classmethod
     def _is_of_another_task(cls, model: Model) -> bool:
         """Return whether the config names another task's classifier; in BERT's files, weight names are the same."""
-        others = set(CLASSIFIERS) - {cls._model_class.removeprefix("AutoModel")}
+        others = set(CLASSIFIERS) - {cls.model_classes[0].__name__.removeprefix("AutoModel")}
         stated = model.config.get("architectures")
         names = stated if isinstance(stated, list) else []
         return len(others) < len(CLASSIFIERS) and any(str(name).endswith(tuple(others)) for name in names)
-
-    @classmethod
-    def model_class(cls) -> type[Model]:
-        return getattr(auto, cls._model_class)
 
     @classmethod
     def _model_options(cls) -> dict[str, Any]:

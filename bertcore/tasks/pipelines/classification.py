@@ -14,6 +14,7 @@ from bertcore import kernels
 from bertcore.arguments import DType, check_count
 from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
+from bertcore.models import auto
 from bertcore.models.gliner import GLiNERModel
 from bertcore.models.gliner2 import GLiNER2Model
 from bertcore.tasks.calibration import Calibration
@@ -72,7 +73,7 @@ class TextClassificationPipeline(Pipeline):
     task = "text-classification"
     options_class = ClassificationOptions
     _keys = "text", "text_pair"
-    _model_class = "AutoModelForSequenceClassification"
+    model_classes = (auto.AutoModelForSequenceClassification,)
     _head = "classifier of texts"
 
     def _expected(self) -> str:
@@ -166,7 +167,7 @@ class ZeroShotClassificationPipeline(Pipeline):
 
     task = "zero-shot-classification"
     options_class = ZeroShotOptions
-    _model_class = "AutoModelForSequenceClassification"
+    model_classes = (auto.AutoModelForSequenceClassification,)
     _head = "classifier of texts"
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
@@ -239,6 +240,7 @@ class ZeroShotNerPipeline(Pipeline):
 
     task = "zero-shot-ner"
     options_class: ClassVar[Any] = ZeroShotNerOptions
+    model_classes = GLiNERModel, GLiNER2Model
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
         super().__init__(model, tokenizer, **options)
@@ -250,10 +252,6 @@ class ZeroShotNerPipeline(Pipeline):
         found = resolve(folder, "gliner", **(hub or {}))
         loaded = (GLiNER2 if is_gliner2(found) else GLiNER).from_pretrained(found, dtype=dtype, **(hub or {}))
         return cls(loaded.model, loaded.tokenizer if tokenizer is None else tokenizer, **options)
-
-    @classmethod
-    def model_class(cls) -> Any:
-        return GLiNERModel | GLiNER2Model
 
     def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
         return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)

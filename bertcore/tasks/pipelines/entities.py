@@ -12,7 +12,6 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_share
 from bertcore.checkpoint import CheckpointError
 from bertcore.models import entities
-from bertcore.models.model import Model
 from bertcore.tasks.long_texts import Cutting, Text, Window
 from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
@@ -24,10 +23,6 @@ WIDEST_OF_LUKE = 16  # words of a span, as in its training (Yamada et al. 2020, 
 
 
 class _EntityPipeline(Pipeline):
-    @classmethod
-    def model_class(cls) -> type[Model]:
-        return getattr(entities, cls._model_class)
-
     @classmethod
     def _tokenizer_options(cls, model: Any) -> dict[str, Any]:
         return {"task": marked.LUKE_TASKS[cls.task]} if model.takes_entities else {}
@@ -78,7 +73,7 @@ class EntityClassificationPipeline(_EntityPipeline):
 
     task = "entity-classification"
     options_class = MentionOptions
-    _model_class = "AutoModelForEntityClassification"
+    model_classes = (entities.AutoModelForEntityClassification,)
     _head = "classifier of entities"
     _keys = "text", "spans"
     count: ClassVar[int] = 1  # entities of an input
@@ -162,7 +157,7 @@ class RelationExtractionPipeline(EntityClassificationPipeline):
     """
 
     task = "relation-extraction"
-    _model_class = "AutoModelForEntityPairClassification"
+    model_classes = (entities.AutoModelForEntityPairClassification,)
     _head = "classifier of pairs of entities"
     count = 2
 
@@ -198,7 +193,7 @@ class SpanNerPipeline(_EntityPipeline):
 
     task = "span-ner"
     options_class = SpanNerOptions
-    _model_class = "AutoModelForEntitySpanClassification"
+    model_classes = (entities.AutoModelForEntitySpanClassification,)
     _head = "classifier of spans"
     _keys = ("text",)
 

@@ -12,6 +12,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
+from bertcore.models import auto
 from bertcore.tasks.long_texts import Cutting, Text, Window, merged, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
@@ -57,7 +58,7 @@ class FillMaskPipeline(Pipeline):
 
     task = "fill-mask"
     options_class = FillMaskOptions
-    _model_class = "AutoModelForMaskedLM"
+    model_classes = (auto.AutoModelForMaskedLM,)
     _head = "masked language modeling head"
 
     def __init__(self, model: Any, tokenizer: Any, **options: Any):
@@ -190,7 +191,7 @@ class TextGenerationPipeline(Pipeline):
 
     task = "text-generation"
     options_class = GenerationOptions
-    _model_class = "AutoModelForCausalLM"
+    model_classes = (auto.AutoModelForCausalLM,)
     _head = "language model's head"
 
     def _cutting(self, options: Any) -> Cutting:
@@ -257,7 +258,7 @@ class FeatureExtractionPipeline(Pipeline):
 
     task = "feature-extraction"
     options_class = FeatureOptions
-    _model_class = "AutoModel"
+    model_classes = (auto.AutoModel,)
     _head = "encoder"
 
     @classmethod
@@ -293,7 +294,7 @@ class NextSentencePredictionPipeline(Pipeline):
     """
 
     task = "next-sentence-prediction"
-    _model_class = "AutoModelForNextSentencePrediction"
+    model_classes = (auto.AutoModelForNextSentencePrediction,)
     _head = "next sentence prediction head"
     _keys = "text", "text_pair"
 

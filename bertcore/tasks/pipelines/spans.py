@@ -11,6 +11,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.kernels import checks
+from bertcore.models import auto
 from bertcore.tasks.long_texts import Cutting, Text, Window, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
@@ -79,7 +80,7 @@ class TokenClassificationPipeline(Pipeline):
 
     task = "token-classification"
     options_class = TaggingOptions
-    _model_class = "AutoModelForTokenClassification"
+    model_classes = (auto.AutoModelForTokenClassification,)
     _head = "classifier of tokens"
 
     def _call(self, inputs: Any, options: Any) -> Any:
@@ -240,7 +241,7 @@ class QuestionAnsweringPipeline(Pipeline):
 
     task = "question-answering"
     options_class = AnsweringOptions
-    _model_class = "AutoModelForQuestionAnswering"
+    model_classes = (auto.AutoModelForQuestionAnswering,)
     _head = "question answering head"
     _most_shared = 128
     _keys = "question", "context"
