@@ -13,13 +13,7 @@ from bertcore.arguments import check_count, check_strings
 
 
 class EncoderPool:
-    """Processes that hold the same encoder each.
-
-    Args:
-        kind: class of the encoder.
-        arguments: its constructor's.
-        devices: "cpu" or "cuda", one for each process.
-    """
+    """Processes that hold the same encoder each: one for each of `devices`, "cpu" or "cuda"."""
 
     def __init__(self, kind: type[Any], arguments: dict[str, Any], devices: Sequence[str]):
         if not check_strings("target_devices", devices):

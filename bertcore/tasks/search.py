@@ -18,14 +18,9 @@ Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class BestRows:
-    """Keep the best rows of a corpus for each query; the corpus is added block by block.
+    """Keep the `top_k` best rows of a corpus for each query; the corpus is added block by block.
 
-    Args:
-        queries: number of queries.
-        top_k: number of rows kept for each.
-
-    Attributes:
-        scores, indices: (queries, kept), best first; among ties the earlier row first.
+    `scores` and `indices`, (queries, kept), have the best first; among ties the earlier row comes first.
     """
 
     def __init__(self, queries: int, top_k: int):
@@ -118,16 +113,8 @@ def semantic_search(
                 scores, rows = rescored(some, rows, lambda rows: codes.decoded(corpus[rows]), top_k)
             answers += [list(zip(*pair, strict=True)) for pair in zip(rows.tolist(), scores.tolist(), strict=True)]
         return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in answers]
-    if is_sparse(query_embeddings) or is_sparse(corpus_embeddings):
-        queries, corpus = (
-            sparse_table("query_embeddings", query_embeddings),
-            sparse_table("corpus_embeddings", corpus_embeddings),
-        )
-    else:
-        queries, corpus = (
-            check_table("query_embeddings", query_embeddings),
-            check_table("corpus_embeddings", corpus_embeddings),
-        )
+    table = sparse_table if is_sparse(query_embeddings) or is_sparse(corpus_embeddings) else check_table
+    queries, corpus = table("query_embeddings", query_embeddings), table("corpus_embeddings", corpus_embeddings)
     if queries.shape[1] != corpus.shape[1]:
         raise ValueError(
             f"query_embeddings has shape {queries.shape}, corpus_embeddings {corpus.shape}, expected one width"
@@ -209,11 +196,7 @@ BLOCK_DOCUMENTS = 1 << 14  # whose scores stay in the first- or second-level cac
 class SparseIndex:
     """An inverted index of sparse embeddings: for each token the documents that contain it, with their weights.
 
-    Args:
-        documents: a sparse matrix (documents, tokens) of SciPy, in any format.
-
-    Attributes:
-        shape: (documents, tokens).
+    `documents` is a sparse matrix of SciPy in any format, and `shape` is its shape, (documents, tokens).
     """
 
     def __init__(self, documents: Any):

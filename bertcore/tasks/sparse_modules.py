@@ -177,12 +177,8 @@ class TokenWeights(Block):
 class LearnedWeights:
     """The weight of a token from its state: relu(a linear map), the maximum over a text (BGE-M3's lexical weights).
 
-    Args:
-        file: sparse_linear.pt.
-        width: the width of a state.
-        tokenizer: the tokenizer; its special tokens have no weight.
-
-    Raises CheckpointError for a file with other arrays.
+    `file` is sparse_linear.pt, for states of `width`; the tokenizer's special tokens have no weight. Raises
+    CheckpointError for a file with other arrays.
     """
 
     def __init__(self, file: Path, width: int, tokenizer: Any):
@@ -283,13 +279,8 @@ def pooled_words(
     """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
 
     Texts are scored in groups of at most GROUP_TOKENS tokens, longer ones in pieces from their start, so that the order
-    of summation does not depend on neighbouring texts.
-
-    Args:
-        head: (tokens, hidden) -> logits (tokens, vocabulary).
-        hidden: (tokens, hidden).
-        cu_seqlens: offsets of the texts in host memory, (texts + 1,).
-        settings: pooling strategy and activation.
+    of summation does not depend on neighbouring texts. `head` maps (tokens, hidden) to logits (tokens, vocabulary), and
+    `cu_seqlens` are the texts' offsets in host memory, (texts + 1,).
     """
     offsets, first = cu_seqlens.tolist(), 0
     while first < len(offsets) - 1:

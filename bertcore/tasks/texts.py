@@ -267,12 +267,7 @@ def in_batches(
 ) -> Iterator[list[Any]]:
     """Yield the results of `compute` for the sequences, in their order, in one list per window.
 
-    Args:
-        sequences: rows of tokens.
-        batch_tokens: most tokens computed at once.
-        compute: returns a result for each row of a batch.
-        advance: called with the number of rows just completed.
-        batch_size: most rows computed at once; None for no limit.
+    `compute` returns a result for each row of a batch; `advance` is called with the number of rows just completed.
     """
     for window in windows(sequences, batch_tokens):
         results: list[Any] = [None] * len(window)

@@ -54,14 +54,7 @@ class EntityMaskedLMOutput(ModelOutput):
 
 
 class EntityClassifier(Block):
-    """A linear map of several concatenated hidden states (Yamada et al. 2020, arXiv:2010.01057, section 4).
-
-    Args:
-        head_spec: the classifier's spec.
-        spec: the encoder's spec.
-        num_labels: the number of scores.
-        parts: the number of hidden states.
-    """
+    """A linear map of `parts` concatenated hidden states (Yamada et al. 2020, arXiv:2010.01057, section 4)."""
 
     def __init__(self, head_spec: ClassifierSpec, spec: EncoderSpec, num_labels: int, parts: int):
         sizes = {"in_features": parts * spec.hidden_size, "out_features": num_labels}
@@ -153,13 +146,8 @@ def sampled_loss(
     "Sampling-bias-corrected neural modeling for large corpus item recommendations". With all classes as the sample the
     loss is exact.
 
-    Args:
-        run: the pass.
-        head: the head that computes the logits.
-        hidden: states, (entities, hidden).
-        labels: (entities,), in host memory; -100 for no label.
-        sample: distinct classes, drawn uniformly, (sample,).
-        num_classes: the number of all classes.
+    `hidden` are states, (entities, hidden); `labels` in host memory, (entities,), -100 for no label; `sample` distinct
+    classes, drawn uniformly, (sample,).
     """
     sample = losses.label_array("entity_sample", sample)
     if sample.ndim != 1 or sample.dtype.kind not in "iu" or not 0 < len(np.unique(sample)) == len(sample):

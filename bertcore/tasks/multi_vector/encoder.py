@@ -129,12 +129,9 @@ class MultiVectorEncoder(PromptedReader):
         self.model: Any = AutoModel.from_pretrained(settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self._load_tokenizer(settings.model_folder, max_seq_length, settings.max_seq_length)
         self._keep_prefixes_whole()
-        self.query_length = settings.query_length
-        self.document_length = settings.document_length
-        if query_length is not None:
-            self.query_length = check_count("query_length", query_length)
-        if document_length is not None:
-            self.document_length = check_count("document_length", document_length)
+        queries, documents = settings.query_length, settings.document_length
+        self.query_length = queries if query_length is None else check_count("query_length", query_length)
+        self.document_length = documents if document_length is None else check_count("document_length", document_length)
         if query_expansion is True and settings.expansion is None:
             raise ValueError("query_expansion is True, expected a mapping or False: the model does not define one")
         self.query_expansion = (

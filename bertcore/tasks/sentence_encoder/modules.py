@@ -49,12 +49,7 @@ class Dense(Block):
 def read_maps(modules: tuple[Module, ...], width: int, dtype: str) -> tuple[list[Map], int]:
     """Return the functions of the modules after the pooling, and the width of the last one's result.
 
-    Args:
-        modules: modules of the kinds in MAPS.
-        width: width of the first module's input.
-        dtype: dtype of the weights, "float32" or "float64".
-
-    Raises CheckpointError for an invalid file.
+    `width` is the first module's input. Raises CheckpointError for an invalid file.
     """
     maps = []
     for module in modules:
