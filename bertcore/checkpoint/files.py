@@ -28,6 +28,7 @@ from bertcore.file_readers import naming_files
 from bertcore.system import locked, replace, sync
 
 CONFIG_NAME = "config.json"
+HEAD_NAME = "head.safetensors"  # the head of static embeddings
 WEIGHTS_ENDINGS = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
 MOST_DEPTH = 64  # of nested objects and lists: an error that showed a value 990 deep would fail itself
 MOST_BYTES = 1 << 28  # of an index, a vocabulary or a config, which takes ten times as much memory once read

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from bertcore.file_readers import FILE_READERS, opened_file
 
-from .files import CONFIG_NAME, WEIGHTS_ENDINGS, CheckpointError, listed
+from .files import CONFIG_NAME, HEAD_NAME, WEIGHTS_ENDINGS, CheckpointError, listed
 from .weights import WEIGHTS_NAMES, read_weight_map
 
 Wanted = Literal["model", "tokenizer", "sentence_encoder", "gliner"]
@@ -38,7 +38,7 @@ SMALL_NAMES: dict[Wanted, tuple[str, ...]] = {
     "sentence_encoder": (
         CONFIG_NAME, "gliner_config.json", MODULES_NAME, "config_sentence_transformers.json", *SENTENCE_NAMES,
         *TOKENIZER_NAMES, *OF_TASKS,
-        "colbert_linear.pt", "sparse_linear.pt", "head.safetensors",
+        "colbert_linear.pt", "sparse_linear.pt", HEAD_NAME,
     ),
 }  # fmt: skip
 

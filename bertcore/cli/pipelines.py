@@ -199,13 +199,15 @@ class Classify(PairsCommand, Pipeline):
     merge: Annotated[str | None, ("mean", "max")] = None
 
     def run(self) -> None:
+        from bertcore.checkpoint.files import HEAD_NAME
+
         if self.labels is not None:
             options = self.given("merge") | {"candidate_labels": self.labels, "multi_label": self.multi_label}
             options |= {} if self.template is None else {"hypothesis_template": self.template}
             self.answer("zero-shot-classification", _zero_shot, **options)
             return
         folders = [model_folder(name) for name in (self.model, *self.ensemble)]
-        if (folders[0] / "head.safetensors").is_file():
+        if (folders[0] / HEAD_NAME).is_file():
             self._classify_by_static(folders[0])
             return
         task = entity_task(folders[0])
@@ -343,7 +345,8 @@ class Tag(Pipeline):
     has JSON lines with text. With --labels the kinds of entities are your own; this needs a GLiNER or GLiNER2 model.
     With --schema a GLiNER2 model finds entities, relations, records and classes; FILE has the keys of
     `Schema.from_dict`, for instance {"relations": ["works for"], "classifications": [{"task": "mood", "labels":
-    ["good", "bad"]}]}, and the answer to each text is a line of JSON, as from `GLiNER2.extract`.
+    ["good", "bad"]}]}, and the answer to each text is a line of JSON, as from `GLiNER2.extract`; --json adds scores and
+    characters.
 
     Each entity is a line: its class, its probability, its first and last + 1 character, and its text; an empty line
     ends a text. --json has transformers' form, a text a line.
@@ -407,7 +410,8 @@ class Tag(Pipeline):
         except (TypeError, ValueError) as error:
             raise CommandError(f"{file}: {error}") from error
         load = functools.partial(GLiNER2.from_pretrained, model_folder(self.model, "gliner"), dtype=self.dtype)
-        options = {"schemas": schema, **threshold, **self.reading_options()}
+        shown = {"include_confidence": self.json, "include_spans": self.json}
+        options = {"schemas": schema, **threshold, **shown, **self.reading_options()}
         show = functools.partial(json.dumps, ensure_ascii=False)
         self.write_answers(lambda: load().extract_stream, show, **options)
 

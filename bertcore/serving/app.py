@@ -45,6 +45,7 @@ ENDPOINTS: dict[str, rq.Endpoint] = {
     "/predict": embeddings.predict,
     "/token_classification": information.token_classification,
     "/predict_entities": information.predict_entities,
+    "/extract": information.extract,
     "/fill_mask": information.fill_mask,
     "/entity_classification": information.entity_classification,
     "/attention": information.attention,

@@ -13,7 +13,7 @@ import bertcore
 from bertcore.serving import requests as rq
 from bertcore.serving.embeddings import INTEGER, NUMBER, listed, prompt_of
 from bertcore.serving.embeddings import LABELS as SCORED_LABELS
-from bertcore.serving.jobs import read_marked
+from bertcore.serving.jobs import checked_schema, read_marked
 from bertcore.serving.models import TOKEN, Models, ServedModel, finite
 from bertcore.serving.requests import ServerSettings
 from bertcore.tasks.pipelines.spans import STRATEGIES
@@ -200,6 +200,10 @@ async def _piped(
         await asyncio.to_thread(model.pipeline, iter(()), **options)  # checks the options
     except ValueError as error:
         raise rq.invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
+    return await _answered(model, inputs, truncate, options)
+
+
+async def _answered(model: ServedModel, inputs: Any, truncate: bool, options: dict[str, Any]) -> Any:
     texts = [inputs] if isinstance(inputs, str) else inputs
     names = ("inputs" if isinstance(inputs, str) else "inputs[{}]").format
     found = await model.compute("answers", await model.jobs(texts, truncate=truncate, names=names, **options))
@@ -247,6 +251,33 @@ async def predict_entities(body: dict[str, Any], models: Models, settings: Serve
     """
     names = ("labels", "threshold", "flat_ner", "multi_label", "truncate")
     return await _piped("gliner", body, models, settings, {name: body[name] for name in names})
+
+
+ANY = {"type": "object", "description": "an object"}
+
+
+@rq.endpoint(
+    kind="extractor",
+    example={"inputs": "Ada Lovelace lived in London", "schema": {"entities": ["person"], "relations": ["lived in"]}},
+    result={"anyOf": [ANY, rq.many(ANY)]},
+    inputs=INPUTS,
+    schema=ANY,
+    threshold=rq.optional(rq.SHARE, 0.5),
+    include_confidence=rq.optional(rq.FLAG, False),
+    include_spans=rq.optional(rq.FLAG, False),
+    truncate=rq.optional(rq.FLAG),
+    **rq.MODEL,
+)
+async def extract(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+    """Return what `schema` describes in each text of `inputs`: entities, relations, records and classes.
+
+    Schemas and results are those of the package gliner2: its members are entities, relations, structures and
+    classifications. At most 1,000 names and values, 20,000 characters, and 40 fields of records and ends of relations.
+    """
+    model, options = models.of_kind("extractor", body["model"]), {"schemas": checked_schema(body["schema"])}
+    options |= {name: body[name] for name in ("threshold", "include_confidence", "include_spans")}
+    truncate = settings.auto_truncate if body["truncate"] is None else body["truncate"]
+    return await _answered(model, body["inputs"], truncate, options)
 
 
 @rq.endpoint(

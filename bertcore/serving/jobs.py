@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.serving.requests import invalid, too_long, unsupported
+from bertcore.serving.requests import invalid, too_large, too_long, unsupported
+from bertcore.tasks.gliner2_schema import KEYS, Schema
 
 MASK = 32  # tokens that a mask counts as in a batch: its scores of the vocabulary take as much memory
+MOST_VALUES, MOST_CHARACTERS = 1000, 20_000  # of a schema
+MOST_FIELDS = 40  # of records and relations: each is scored for up to 19 instances
+MOST_INSTANCES = 19
+VALUE, PLAIN = 100, 10  # most bytes around a mention's text in an answer, with score and place or without
 SCORE = 330  # most bytes of a label and its score, or a word and its probability, in an answer
 
 
@@ -51,11 +56,11 @@ def read_jobs(
     """
     jobs, most = [], most or model.max_seq_length
     texts = [model.shortened(text, "right", names(index)) for index, text in enumerate(texts)]
-    labels = options.get("labels", ())
+    labels = options.get("labels", options["schemas"].words() if "schemas" in options else ())
     model.check_read(sum(map(len, texts)) + len(texts) * sum(map(len, labels)), "characters")
     for index, text in enumerate(texts):
         if labels:
-            size, is_long = labelled_size(model, text, labels)
+            size, is_long = labelled_size(model, text, labels, options.get("schemas"))
         else:
             ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
             size, is_long = len(ids), len(ids) > most
@@ -70,10 +75,17 @@ def read_jobs(
     return jobs
 
 
-def labelled_size(model: Any, text: str, labels: Sequence[str]) -> tuple[int, bool]:
-    """Return the number of tokens of labels and a text, and whether it is cut. RequestError for too long labels."""
+def labelled_size(model: Any, text: str, labels: Sequence[str], schema: Schema | None) -> tuple[int, bool]:
+    """Return the number of tokens of labels or a schema and a text, and whether it is cut.
+
+    Raises RequestError for too long labels.
+    """
+    reader = model.engine.gliner
     try:
-        ((row, was_cut),) = model.engine.gliner.token_rows([(text, {label: label for label in labels})])
+        if schema is None:
+            ((row, was_cut),) = reader.token_rows([(text, {label: label for label in labels})])
+        else:
+            row, was_cut = reader.token_row(text, schema, reader.model.max_len)
     except ValueError as error:
         raise invalid(str(error)) from error
     return len(row), was_cut
@@ -95,13 +107,51 @@ def read_marked(model: Any, inputs: Sequence[Any], *, names: Callable[[int], str
     return jobs
 
 
+def checked_schema(data: Any) -> Schema:
+    """Return the schema of a request. Raises RequestError (413, 422) for a schema that is too large or wrong."""
+    rest, values, characters = [data], 0, 0
+    while rest:  # before it is read, which takes time by the square of its parts
+        each = rest.pop()
+        values += 1
+        characters += len(each) if isinstance(each, str) else 0
+        rest += [*each, *each.values()] if isinstance(each, dict) else each if isinstance(each, list) else []
+        if values > MOST_VALUES or characters > MOST_CHARACTERS:
+            limits = f"{MOST_VALUES} names and values or {MOST_CHARACTERS} characters"
+            raise too_large(f"schema has more than {limits}, the limit")
+    try:
+        schema = Schema.from_dict(data)
+    except (TypeError, ValueError) as error:
+        raise invalid(str(error)) from error
+    if not (parts := schema.ordered()):
+        raise invalid(f"schema is empty, expected {', '.join(KEYS)}")
+    repeated = sum(len(part.fields) for part in parts if part.kind in ("records", "relations"))
+    if repeated > MOST_FIELDS:
+        raise too_large(f"schema has {repeated} fields of records and ends of relations, the limit is {MOST_FIELDS}")
+    return schema
+
+
+def _extracted_bytes(schema: Schema, found: int) -> int:
+    """Return the most bytes of an answer to a schema, if the mentions of one label take `found` bytes."""
+    total = 0
+    for part in schema.ordered():
+        instances = MOST_INSTANCES if part.kind in ("records", "relations") else 1
+        around = SCORE if part.kind == "classes" else PLAIN
+        each = sum(around + 6 * len(label.encode()) for label in part.fields)
+        if part.kind != "classes":
+            choices = [choice for field in part.fields.values() for choice in field.choices]
+            each += found * len(part.fields) + sum(VALUE + 6 * len(choice.encode()) for choice in choices)
+        total += SCORE + 6 * len(part.name.encode()) + instances * each
+    return total
+
+
 def answers(model: Any, jobs: Sequence[Job]) -> list[Any]:
     """Return the answers of the model's pipeline; jobs with equal options are computed together."""
     found: dict[int, Any] = {}
     for options in dict.fromkeys(job.options for job in jobs):
         places = [place for place, job in enumerate(jobs) if job.options == options]
         texts = (jobs[place].given for place in places)  # an iterator, as a list of one is answered like its text
-        answered = model.pipeline(texts, truncation=True, show_progress_bar=False, **dict(options))
+        compute = model.engine.gliner.extract_stream if "schemas" in dict(options) else model.pipeline
+        answered = compute(texts, truncation=True, show_progress_bar=False, **dict(options))
         found |= zip(places, answered, strict=True)
     return [found[place] for place in range(len(jobs))]
 
@@ -127,8 +177,11 @@ def answer_bytes(model: Any, job: Job) -> int:
     if model.kind == "marked":
         return sum(SCORE + 6 * len(label.encode()) for label in model.labels)
     text = 6 * len(job.text.encode())  # with JSON's escapes
+    options = dict(job.options)
+    if "schemas" in options:
+        each = VALUE if options["include_confidence"] or options["include_spans"] else PLAIN
+        return _extracted_bytes(options["schemas"], text + each * job.tokens)
     if model.kind == "gliner":
-        options = dict(job.options)
         depth = 1 if options["flat_ner"] else model.engine.gliner.most_nested
         each = text + job.tokens * (SCORE + 6 * max(len(label.encode()) for label in options["labels"]))
         return depth * each * (len(options["labels"]) if options["multi_label"] else 1)

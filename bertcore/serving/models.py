@@ -27,6 +27,7 @@ from bertcore.serving.requests import (
 )
 from bertcore.tasks.folder import read_modules
 from bertcore.tasks.gliner import is_gliner
+from bertcore.tasks.gliner2 import GLiNER2
 from bertcore.tasks.loading import ENCODERS, kind_of
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.classification import ZeroShotNerPipeline
@@ -54,6 +55,7 @@ WHAT = {
     "classifier": "classifies texts",
     "tagger": "classifies tokens",
     "gliner": "finds entities of given labels",
+    "extractor": "extracts what a schema describes",
     "masked": "predicts masked words",
     "marked": "classifies marked entities",
 }
@@ -81,7 +83,8 @@ class ServedModel:
 
     Attributes:
         kind: a key of `WHAT`.
-        kinds: the kinds that requests may use it as: its own; a masked language model also embeds.
+        kinds: the kinds that requests may use it as: its own; a masked language model also embeds, and
+            a GLiNER2 model also takes schemas.
         longest_token: the most bytes that a token adds to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
         pipeline: the Pipeline of a tagger, GLiNER, a masked language model or marked entities, otherwise None.
@@ -102,6 +105,8 @@ class ServedModel:
                 raise
             self.kind, self.pipeline = "dense", None  # without the head or a mask token it only embeds
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
+        if self.kind == "gliner" and isinstance(self.pipeline.gliner, GLiNER2):
+            self.kinds = ("gliner", "extractor")
         is_pipeline = self.pipeline is not None and self.kind != "masked"
         self.engine: Any = self.pipeline if is_pipeline else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
         if self.kind == "masked":

@@ -159,7 +159,7 @@ def checked(schema: Schema, value: Any, name: str, most: int) -> Any:
                 return value
             first = next(index for index, each in enumerate(value) if type(each) is not int or each < 0)
         return [checked(found["items"], value[index], f"{name}[{index}]", most) for index in range(first, len(value))]
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or "properties" not in found:  # an object that the endpoint checks
         return value
     result = {}
     for member, part in found["properties"].items():

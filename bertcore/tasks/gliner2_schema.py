@@ -248,6 +248,10 @@ class Schema:
         kinds = list(MARKS)
         return sorted((part for part in self.parts if part.fields), key=lambda part: kinds.index(part.kind))
 
+    def words(self) -> list[str]:
+        """Return all words that precede a text."""
+        return [*(word for part in self.ordered() for word in part.tokens()), *self.prefix()[0]]
+
     def prefix(self) -> tuple[list[str], dict[tuple[str, str], range]]:
         """Return the words of choices, which precede a text, and their places by record and field."""
         found, places = [], {}

@@ -15,7 +15,15 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_count, check_numbers, check_share
 from bertcore.checkpoint import CheckpointError, open_checkpoint, resolve
-from bertcore.checkpoint.files import CONFIG_NAME, made_folder, missing_file, read_json_object, replacing, write_json
+from bertcore.checkpoint.files import (
+    CONFIG_NAME,
+    HEAD_NAME,
+    made_folder,
+    missing_file,
+    read_json_object,
+    replacing,
+    write_json,
+)
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.checkpoint.weights import WEIGHTS_NAME
 from bertcore.kernels import checks
@@ -29,7 +37,6 @@ from bertcore.tokenization.tokenizer import Tokenizer
 POOLING = {"mean": "mean", "first": "cls", "last": "lasttoken"}
 DTYPES = ("float16", "float32", "int8")
 ROWS = 1024  # computed at once
-HEAD_NAME = "head.safetensors"
 ACTIVATIONS = ("softmax", "sigmoid", "identity")
 SEQUENCE = 1_000_000  # "seq_length" of Model2Vec's files: any
 
@@ -216,16 +223,17 @@ class StaticModelPipeline:
         `options` are those of `SentenceEncoder.encode_stream`; texts may be a stream.
         """
         top_k = None if top_k is None else check_count("top_k", top_k)
-        rows = self.model.encode_stream(texts, **options)
+        rows, names = self.model.encode_stream(texts, **options), self.labels
+        function = FUNCTIONS[self.activation if self.classes_ is not None else "none"]
+        return (best_labels(function(self._mapped(row[None]))[0], names, top_k) for row in rows)
 
-        def found() -> Iterator[list[dict[str, Any]]]:
-            for row in rows:
-                scores = FUNCTIONS[self.activation if self.classes_ is not None else "none"](self._mapped(row[None]))[0]
-                numbers = [f"LABEL_{number}" for number in range(len(scores))]
-                names = numbers if self.classes_ is None else list(map(str, self.classes_.tolist()))
-                yield best_labels(scores, names, top_k)
-
-        return found()
+    @property
+    def labels(self) -> list[str]:
+        """The names of the outputs; those of a regression are LABEL_0, LABEL_1, ..."""
+        if self.classes_ is not None:
+            return list(map(str, self.classes_.tolist()))
+        count = len(self.layers[-1][1]) if self.layers else self.model.embedding_dimension
+        return [f"LABEL_{number}" for number in range(count)]
 
     def _scores(self, texts: Any, options: Mapping[str, Any]) -> np.ndarray:
         return self._mapped(np.atleast_2d(self.model.encode(texts, **options)))

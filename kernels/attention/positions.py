@@ -103,7 +103,7 @@ def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.nda
 
     Args:
         num_buckets: at least 4.
-        max_distance: more than num_buckets / 4.
+        max_distance: more than num_buckets // 4.
 
     Raises:
         TypeError, ValueError: for other numbers.
@@ -112,7 +112,7 @@ def bucketed_distances(num_buckets: int = 32, max_distance: int = 128) -> np.nda
     max_distance = checks.integer_number("max_distance", max_distance)
     half, exact = num_buckets // 2, num_buckets // 4
     if max_distance <= exact:
-        raise ValueError(f"max_distance is {max_distance}, expected more than num_buckets / 4 = {exact}")
+        raise ValueError(f"max_distance is {max_distance}, expected more than num_buckets // 4 = {exact}")
     distances = np.arange(-max_distance, max_distance + 1)
     size = np.abs(distances)
     # Rounded as by transformers: in float64 a distance at the end of a range, (18, 128) has one, is in another bucket.

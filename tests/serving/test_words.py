@@ -1,5 +1,6 @@
 """The endpoints of words in their text, beside what pipelines and models themselves return."""
 
+import json
 import shutil
 
 import huggingface_hub
@@ -11,6 +12,7 @@ from starlette.testclient import TestClient
 from bertcore import AutoModel, AutoTokenizer, GLiNER, GLiNER2, SentenceEncoder, pipeline, use_backend
 from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.information import MOST_TOKENS
+from bertcore.tasks.gliner2_schema import Schema
 from bertcore.tasks.pipelines import pipeline_class
 from bertcore.tasks.static import distill_static
 from tests.serving.process import served
@@ -99,6 +101,43 @@ def test_gliner2_finds_entities_of_labels(tmp_path):
         assert "model's marker tokens" in post(client, path, 422, inputs="a", labels=["a[E]"])["error"]
         too_long = ["a " * 95 + str(number) for number in range(99)]
         assert "the schema has more than" in post(client, path, 422, inputs="a", labels=too_long)["error"]
+
+
+SCHEMA = {
+    "entities": ["person", "city"], "relations": ["in"], "classifications": [{"task": "of", "labels": ["big", "city"]}],
+    "structures": {"the": {"fields": [{"name": "a", "choices": ["x", "y"]}, {"name": "city"}]}},
+}  # fmt: skip
+
+
+def test_a_schema_is_extracted(tmp_path, folders):
+    folder, path, schema = tiny_gliner2(tmp_path, max_len=20), "/extract", Schema.from_dict(SCHEMA)
+    model, given = GLiNER2.from_pretrained(folder), {"threshold": 0.4}
+    with TestClient(create_app([folders["gliner"], folder], ServerSettings(max_response_bytes=2**21))) as client:
+        for options in ({}, {"include_confidence": True}, {"include_confidence": True, "include_spans": True}):
+            expected = model.batch_extract(ENTITIES, schema, **given, **options)
+            expected = json.loads(json.dumps(expected))
+            same(post(client, path, inputs=ENTITIES, schema=SCHEMA, **given, **options), expected)
+            same(post(client, path, inputs=ENTITIES[1], schema=SCHEMA, **given, **options), expected[1])
+        assert "than 20 words, or" in post(client, path, 413, inputs="a " * 21, schema=SCHEMA)["error"]
+        assert post(client, path, inputs="a " * 21, schema={"entities": ["city"]}, truncate=True)
+        shown = {"include_spans": True, "inputs": ["a " * 19] * 30}
+        assert "the answer takes up to" in post(client, path, 413, schema=SCHEMA, **shown)["error"]
+        for wrong, status, message in (
+            ([], 422, "schema is a list of 0, expected an object"),
+            ({}, 422, "schema is empty, expected entities, relations"),
+            ({"entity": []}, 422, "a key of schema is 'entity'"),
+            ({"entities": ["[P]"]}, 422, "one of the model's marker tokens"),
+            ({"entities": ["a b"] * 1001}, 413, "schema has more than 1000 names and values"),
+            ({"entities": ["a" * 20001]}, 413, "or 20000 characters, the limit"),
+            ({"relations": [f"a{number}" for number in range(21)]}, 413, "schema has 42 fields of records and ends"),
+            (
+                {"entities": [f"a {'b ' * 95}{number}" for number in range(99)]},
+                422,
+                "the schema has more than the 4096",
+            ),
+        ):
+            assert message in post(client, path, status, inputs="the city", schema=wrong)["error"]
+        assert "no model here that extracts" in post(client, path, 404, inputs="a", schema={}, model="gliner")["error"]
 
 
 def test_a_long_text_is_cut_for_labels(client):

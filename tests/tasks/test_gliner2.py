@@ -244,6 +244,9 @@ def test_the_command_extracts_a_schema(model, folder, tmp_path, capsys):
     assert main([*given, "--schema", str(tmp_path / "schema.json")]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert found == model.batch_extract(TEXTS[:2], Schema.from_dict(data), threshold=0.4)
+    assert main([*given, "--schema", str(tmp_path / "schema.json"), "--json"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    same(found, model.batch_extract(TEXTS[:2], Schema.from_dict(data), threshold=0.4, **SHOWN))
     assert main([*given, "--labels", "person", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     same(found, list(model.inference_stream(TEXTS[:2], ["person"], threshold=0.4)))
