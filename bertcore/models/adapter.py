@@ -25,23 +25,15 @@ from bertcore.tape import Tensor, value_of
 
 @dataclass
 class Encoded:
-    """A batch on its way from the encoder to a head.
+    """A batch on its way from the encoder to a head."""
 
-    Attributes:
-        run: the pass.
-        packed: the batch layout of `hidden`.
-        inputs: the packed batch that `hidden` was computed from.
-        hidden: the last hidden state, (tokens, hidden).
-        traced: hidden_states, attentions, projections and the family's own outputs, as users see them.
-        pooler: the encoder's pooler, if it has one.
-    """
-
-    run: Pass
-    packed: PackedBatch
-    inputs: EncoderInput
-    hidden: Tensor
+    run: Pass  # the pass
+    packed: PackedBatch  # the batch layout of `hidden`
+    inputs: EncoderInput  # the packed batch that `hidden` was computed from
+    hidden: Tensor  # the last hidden state, (tokens, hidden)
+    # hidden_states, attentions, projections and the family's own outputs, as users see them
     traced: dict[str, tuple | None] = field(default_factory=dict)
-    pooler: Block | None = None
+    pooler: Block | None = None  # the encoder's pooler, if it has one
 
     _pooled: Tensor | None = None
 

@@ -14,7 +14,7 @@ from bertcore.heads import ClassifierSpec
 from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
-from bertcore.models.inputs import integer_batch, like
+from bertcore.models.inputs import integer_batch, like, refuse_where
 from bertcore.models.outputs import LogitsOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.with_heads import ModelWithHeads, with_labels
@@ -152,11 +152,9 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
         starts, ends = map(_columns, [encoded] * 2, names, (entity_start_positions, entity_end_positions))
         batch = PackedBatch(starts >= 0)
         like(names[0], starts, names[1], ends)
-        wrong = np.argwhere(batch.stays & (ends < starts))
-        if len(wrong):
-            where = tuple(wrong[0])
-            index = ", ".join(map(str, where))
-            raise ValueError(f"{names[1]}[{index}] is {ends[where]}, expected at least the start, {starts[where]}")
+        wrong = batch.stays & (ends < starts)
+        if wrong.any():
+            refuse_where(wrong, names[1], ends, f"at least the start, {starts[wrong][0]}")
         rows = [run.to_backend(rows_of(encoded, batch, *each)) for each in zip(names, (starts, ends), strict=True)]
         widths = run.to_backend(batch.strip(np.minimum(ends - starts, WIDTHS - 1)))
         logits, loss = self.heads[0](run, encoded.hidden, rows, widths), None
@@ -183,8 +181,5 @@ def rows_of(encoded: Encoded, batch: PackedBatch, name: str, columns: np.ndarray
     rows = encoded.packed.rows()
     inside = (columns >= 0) & (columns < rows.shape[1])
     found = np.where(inside, np.take_along_axis(rows, np.where(inside, columns, 0), axis=1), -1)
-    wrong = np.argwhere(batch.stays & (found < 0))
-    if len(wrong):
-        where = tuple(wrong[0])
-        raise ValueError(f"{name}[{where[0]}, {where[1]}] is {columns[where]}, expected the column of a real token")
+    refuse_where(batch.stays & (found < 0), name, columns, "the column of a real token")
     return batch.strip(found)

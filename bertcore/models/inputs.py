@@ -29,32 +29,21 @@ class Bounds(NamedTuple):
 
 @dataclass
 class EncoderInput:
-    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs.
+    """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs."""
 
-    Attributes:
-        input_ids: integers, (tokens,).
-        token_type_ids: integers, (tokens,); None if none are added.
-        position_ids: integers, (tokens,); None in a family without a position table if they count from each sequence's
-            start.
-        cu_seqlens: int32 offsets, (sequences + 1,).
-        first_tokens, last_tokens: the packed indices of the first and last token of each non-empty sequence.
-        key_mask: booleans, (sequences, 1, 1, longest), False for tokens that no token attends to; None if there are no
-            such tokens.
-        packed: the layout of the batch; None if texts came without padding.
-        on_gpu: the integers again, in one array on the GPU; None if they are in host memory.
-        before_upload: the value of `on_host` if the arrays are on the GPU.
-    """
-
-    input_ids: Any
-    token_type_ids: Any
+    input_ids: Any  # integers, (tokens,)
+    token_type_ids: Any  # integers, (tokens,); None if none are added
+    # integers, (tokens,); None in a family without a position table if they count from each sequence's start
     position_ids: Any
-    cu_seqlens: Any
+    cu_seqlens: Any  # int32 offsets, (sequences + 1,)
+    # the packed indices of the first and last token of each non-empty sequence
     first_tokens: Any
     last_tokens: Any
+    # booleans, (sequences, 1, 1, longest), False for tokens that no token attends to; None if there are no such tokens
     key_mask: Any = None
-    packed: PackedBatch | None = None
-    on_gpu: IntegerBuffer | None = None
-    before_upload: EncoderInput | None = None
+    packed: PackedBatch | None = None  # the layout of the batch; None if texts came without padding
+    on_gpu: IntegerBuffer | None = None  # the integers again, in one array on the GPU; None if they are in host memory
+    before_upload: EncoderInput | None = None  # the value of `on_host` if the arrays are on the GPU
 
     @property
     def on_host(self) -> EncoderInput:
@@ -357,19 +346,18 @@ def mask_like(ids_name: str, ids: np.ndarray, name: str, values: ArrayLike) -> n
     if mask.dtype.kind == "b" or (mask.dtype.kind == "f" and np.isin(mask, (0, 1)).all()):  # 0.0 and 1.0 are common
         mask = mask.astype(np.int64)
     mask = like(ids_name, ids, name, mask)
-    wrong = (mask != 0) & (mask != 1)
-    if wrong.any():
-        where = tuple(np.argwhere(wrong)[0])
-        raise ValueError(f"{name}[{where[0]}, {where[1]}] is {mask[where]}, expected 0 or 1")
+    refuse_where((mask != 0) & (mask != 1), name, mask, "0 or 1")
     return mask.astype(bool)
 
 
 def check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
     """Raise ValueError if the value of a real token is not in [0, size); padding may hold anything."""
     wrong = mask & ((values < 0) | (values >= size))
+    refuse_where(wrong, name, values, f"0 to {size - 1}: the model has {size} {what}")
+
+
+def refuse_where(wrong: np.ndarray, name: str, values: np.ndarray, expected: str) -> None:
+    """Raise ValueError for the first of `values` that is wrong."""
     if wrong.any():
         where = tuple(np.argwhere(wrong)[0])
-        raise ValueError(
-            f"{name}[{', '.join(map(str, where))}] is {values[where]}, expected 0 to {size - 1}: "
-            f"the model has {size} {what}"
-        )
+        raise ValueError(f"{name}[{', '.join(map(str, where))}] is {values[where]}, expected {expected}")

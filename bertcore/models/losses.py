@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.arrays import ArrayLike, NativeArray
-from bertcore.models.inputs import integer_batch
+from bertcore.models.inputs import integer_batch, refuse_where
 from bertcore.nn import functional
 from bertcore.nn.packing import PackedBatch
 from bertcore.passes import Pass
@@ -132,10 +132,7 @@ def soft_loss(run: Pass, logits: Tensor, labels: np.ndarray) -> Tensor:
 def binary_loss(run: Pass, logits: Tensor, labels: np.ndarray) -> Tensor:
     """Return the mean binary cross entropy with labels from 0 to 1 of the shape of `logits`."""
     array = floating_labels(run, labels, logits)
-    wrong = np.argwhere(~((labels >= 0) & (labels <= 1)))
-    if len(wrong):
-        index = ", ".join(map(str, wrong[0]))
-        raise ValueError(f"labels[{index}] is {labels[tuple(wrong[0])]}, expected 0 to 1")
+    refuse_where(~((labels >= 0) & (labels <= 1)), "labels", labels, "0 to 1")
     return functional.binary_cross_entropy(run, logits, labels=array)
 
 
@@ -183,8 +180,5 @@ def _one_each(name: str, array: np.ndarray, logits: Tensor) -> np.ndarray:
 
 
 def _check_classes(name: str, array: np.ndarray, num_classes: int) -> None:
-    wrong = np.argwhere((array != IGNORED) & ((array < 0) | (array >= num_classes)))
-    if len(wrong):
-        where = tuple(wrong[0])
-        index = ", ".join(map(str, where))
-        raise ValueError(f"{name}[{index}] is {array[where]}, expected 0 to {num_classes - 1}, or {IGNORED} for none")
+    wrong = (array != IGNORED) & ((array < 0) | (array >= num_classes))
+    refuse_where(wrong, name, array, f"0 to {num_classes - 1}, or {IGNORED} for none")

@@ -30,18 +30,13 @@ TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
 @dataclass(frozen=True)
 class WordSpan:
-    """An entity, located by its words.
+    """An entity, located by its words."""
 
-    Attributes:
-        start, end: the indices of its first and last word.
-        label: the index of its label.
-        score: from 0 to 1.
-    """
-
+    # the indices of its first and last word
     start: int
     end: int
-    label: int
-    score: float
+    label: int  # the index of its label
+    score: float  # from 0 to 1
 
 
 class Extractor(TextReader):

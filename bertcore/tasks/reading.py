@@ -220,6 +220,12 @@ class PromptedReader(TextReader, Encoder):
         reader.__dict__ |= {name: vars(self)[name] for name in SHARED if name in vars(self)}
         return reader
 
+    def _model_folder(self) -> Path:
+        return self.settings.model_folder
+
+    def _module_folders(self) -> tuple[Path, ...]:
+        return self.settings.folders
+
     def _fill(self, target: Path, where: Path) -> None:
         for reader in self.readers.values():
             if reader is not self:

@@ -329,12 +329,6 @@ class SparseEncoder(PromptedReader):
         active = table.nnz / table.shape[0]
         return {"active_dims": active, "sparsity_ratio": 1 - active / table.shape[1]}
 
-    def _model_folder(self) -> Path:
-        return self.settings.model_folder
-
-    def _module_folders(self) -> tuple[Path, ...]:
-        return self.settings.folders
-
     def _saved_settings(self) -> dict[str, Any]:
         return {
             "max_active_dims": self.max_active_dims, "similarity_fn_name": self.similarity_fn_name,

@@ -23,7 +23,7 @@ from bertcore.models.entities import (
     AutoModelForEntitySpanClassification,
     rows_of,
 )
-from bertcore.models.inputs import like
+from bertcore.models.inputs import like, refuse_where
 from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput
 from bertcore.models.registry import POOLED_HEADS, HeadSpec, register
 from bertcore.models.spec import ConfigReader
@@ -188,12 +188,8 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
         is_real = entities.batch.is_real[:, :count]
         if is_real.shape[1] < count:
             raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
-        if not is_real.all():
-            where = ", ".join(map(str, np.argwhere(~is_real)[0]))
-            raise ValueError(
-                f"entity_attention_mask[{where}] is 0, expected 1: {type(self).__name__} classifies the first "
-                f"{count} entities of a sequence"
-            )
+        expected = f"1: {type(self).__name__} classifies the first {count} entities of a sequence"
+        refuse_where(~is_real, "entity_attention_mask", is_real.astype(int), expected)
         return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
 
 

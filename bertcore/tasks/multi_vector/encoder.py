@@ -380,6 +380,9 @@ class MultiVectorEncoder(PromptedReader):
     def _cut_texts(self, max_length: int | None) -> CutTexts:
         return CutTexts(self, max_length, self.model.spec.longest_sequence, argument="query_length, document_length")
 
+    def _saved_where(self) -> Path:
+        return Path()
+
     def _fill(self, target: Path, where: Path) -> None:
         """Write the format of sentence-transformers 6, whatever format was read."""
         base, own, settings = (

@@ -361,12 +361,6 @@ class SentenceEncoder(PromptedReader):
         """True if no vector of an unknown word is pooled."""
         return self._dropped is not None or unknown_id(self.tokenizer) is None
 
-    def _model_folder(self) -> Path:
-        return self.settings.model_folder
-
-    def _module_folders(self) -> tuple[Path, ...]:
-        return self.settings.folders
-
     def _saved_settings(self) -> dict[str, Any]:
         return {"similarity_fn_name": self.similarity_fn_name, "truncate_dim": self.truncate_dim}
 
