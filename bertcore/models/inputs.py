@@ -353,7 +353,8 @@ def mask_like(ids_name: str, ids: np.ndarray, name: str, values: ArrayLike) -> n
 def check_range(name: str, values: np.ndarray, mask: np.ndarray, size: int, what: str) -> None:
     """Raise ValueError if the value of a real token is not in [0, size); padding may hold anything."""
     wrong = mask & ((values < 0) | (values >= size))
-    refuse_where(wrong, name, values, f"0 to {size - 1}: the model has {size} {what}")
+    if wrong.any():  # here, since a call for each array of a batch takes time
+        refuse_where(wrong, name, values, f"0 to {size - 1}: the model has {size} {what}")
 
 
 def refuse_where(wrong: np.ndarray, name: str, values: np.ndarray, expected: str) -> None:

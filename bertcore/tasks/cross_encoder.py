@@ -244,7 +244,8 @@ class CrossEncoder(Encoder):
                 `truncation`, `stride` or `merge` is invalid, or a pair is too long for truncation "error".
         """
         checked, bar = _checked(inputs), options.pop("show_progress_bar", None)
-        how = self._reading(ReadOptions, prompt, prompt_name, batch_size=batch_size, **{"merge": "max"} | options)
+        before = self.prompt(prompt, prompt_name)
+        how = self._reading(ReadOptions, before, batch_size=batch_size, **{"merge": "max"} | options)
         count = len(inputs) if isinstance(inputs, Sequence) else None
         activation = chosen_activation(self._activation if activation_fn is None else activation_fn)
 

@@ -217,12 +217,11 @@ class Encoder:
         """Return the text that a call puts before each text, given these arguments; raises as the call does."""
         return self._prompts.resolve(prompt, prompt_name)
 
-    def _reading(self, kind: type[Reading], prompt: str | None, prompt_name: str | None, **options: Any) -> Reading:
+    def _reading(self, kind: type[Reading], prompt: str, **options: Any) -> Reading:
         """Return the checked options of a call; those that are not in `ReadingOptions` are fields of `kind`."""
         length = self.cut_length(options.pop("processing_kwargs", None))
         cutting = Cutting(options.pop("truncation", "warn"), length, options.pop("stride", None))
-        backend = self._backend(options.pop("device", None))
-        return kind(cutting=cutting, backend=backend, prompt=self.prompt(prompt, prompt_name), **options)
+        return kind(cutting=cutting, backend=self._backend(options.pop("device", None)), prompt=prompt, **options)
 
     @property
     def dtype(self) -> str:

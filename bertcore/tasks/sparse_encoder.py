@@ -247,7 +247,8 @@ class SparseEncoder(PromptedReader):
                 too long for truncation "error".
         """
         checked, bar = checked_texts(inputs, "inputs"), options.pop("show_progress_bar", None)
-        how = self._reading(ReadOptions, prompt, prompt_name, batch_size=batch_size, **{"merge": "max"} | options)
+        before = self.prompt(prompt, prompt_name)
+        how = self._reading(ReadOptions, before, batch_size=batch_size, **{"merge": "max"} | options)
         if self.routes is None:
             checks.choice("task", task, (None, "query", "document"))
         if how.cutting.reads_all and self.settings.is_static:

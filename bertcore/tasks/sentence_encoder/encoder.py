@@ -298,8 +298,9 @@ class SentenceEncoder(PromptedReader):
                 f"SentenceEncoder(folder, task={task!r})"
             )
         dimensions = self.truncate_dim if truncate_dim is None else check_count("truncate_dim", truncate_dim)
-        skipped = self.skipped_tokens(self.prompt(prompt, prompt_name))
-        found = self._reading(Options, prompt, prompt_name, skipped=skipped, dimensions=dimensions, **options)
+        before = self.prompt(prompt, prompt_name)
+        skipped = self.skipped_tokens(before)
+        found = self._reading(Options, before, skipped=skipped, dimensions=dimensions, **options)
         if found.cutting.reads_all and found.prompt and not self.settings.include_prompt:
             raise ValueError("truncation is 'chunk', expected another value: this encoder does not pool its prompt")
         if found.cutting.reads_all and self.settings.is_static:
