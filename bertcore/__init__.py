@@ -13,6 +13,7 @@ from bertcore.file_readers import FILE_READERS
 if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks a re-export
     from bertcore import kernels as kernels
     from bertcore import lora as lora
+    from bertcore import losses as losses
     from bertcore import training as training
     from bertcore import util as util
     from bertcore.gradients import value_and_grad as value_and_grad
@@ -55,7 +56,6 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
     from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
     from bertcore.tokenization import AutoTokenizer as AutoTokenizer
-    from bertcore.training import objectives
     from bertcore.training.arguments import TrainerControl as TrainerControl
     from bertcore.training.arguments import TrainerState as TrainerState
     from bertcore.training.arguments import TrainingArguments as TrainingArguments
@@ -82,8 +82,6 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.training.metrics import EvalPrediction as EvalPrediction
     from bertcore.training.schedules import get_scheduler as get_scheduler
     from bertcore.training.trainer import Trainer as Trainer
-
-    losses = objectives
 
 __version__ = "0.1.0"
 
@@ -129,8 +127,8 @@ _LAZY = {
     for name in names.split()
 }
 
-_MODULES = {name: f"bertcore.{name}" for name in ("kernels", "lora", "training", "util")}
-_MODULES |= {"evaluation": "bertcore.tasks.evaluation", "losses": "bertcore.training.objectives"}
+_MODULES = {name: f"bertcore.{name}" for name in ("kernels", "lora", "losses", "training", "util")}
+_MODULES["evaluation"] = "bertcore.tasks.evaluation"
 
 __all__ = sorted([*_LAZY, *_MODULES])
 

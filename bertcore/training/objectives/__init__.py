@@ -77,18 +77,3 @@ __all__ = [
     "SentenceOrder", "SiameseDistanceMetric", "SoftTargets", "SoftmaxLoss", "SpanBoundary", "Supervised",
     "TranslationLM", "TripletDistanceMetric", "TripletLoss", "cross_encoder", "multi_vector", "preview", "sparse",
 ]  # fmt: skip
-
-_INSTEAD = {  # of losses of sentence-transformers
-    "ContrastiveTensionLoss": "MultipleNegativesRankingLoss of texts paired with themselves",
-    "ContrastiveTensionLossInBatchNegatives": "MultipleNegativesRankingLoss of texts paired with themselves",
-    "DenoisingAutoEncoderLoss": "MaskedLM, which learns from plain texts, too",
-    "EmbedDistillLoss": "MSELoss",
-    "GlobalOrthogonalRegularizationLoss": "a CustomLoss",
-    "Matryoshka2dLoss": "AdaptiveLayerLoss(model, MatryoshkaLoss(model, loss, matryoshka_dims))",
-    "MegaBatchMarginLoss": "CachedMultipleNegativesRankingLoss",
-}
-
-
-def __getattr__(name: str) -> object:
-    instead = f": use {_INSTEAD[name]}" if name in _INSTEAD else ""
-    raise AttributeError(f"{__name__} has no {name}{instead}")
