@@ -40,51 +40,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """A model in numbers.
+    """A model in numbers."""
 
-    Attributes:
-        family: its model_type.
-        layers, heads: of the encoder.
-        hidden_size, intermediate_size, embedding_size: widths, as `EncoderSpec` has them.
-        attention_size: the width of all heads' queries.
-        vocabulary, token_types: rows of the tables.
-        positions: the most tokens of a sequence; None without a limit.
-        position_encoding: "learned absolute", "sinusoidal", "relative", "rotary", "ALiBi" or "none"; "learned absolute
-            + relative" for both.
-        parameters: of the base model, with its pooler where the family has one.
-        embeddings: the parameters in embedding tables.
-        wide_embeddings: the parameters that the tables would have if they were as wide as the layers.
-        layer_parameters: the parameters of the layers.
-        unshared_layer_parameters: the parameters that the layers would have without sharing.
-        length: the sequence length that the FLOPs are computed for.
-        weights_passed: W above.
-        flops_per_token: see above.
-        megabytes: size of the parameters by dtype, in 10^6 bytes: on a CPU, bfloat16 and int8 keep vectors in float32,
-            and int8 keeps the tables in bfloat16.
-        classes: bertcore's model classes for the family.
-    """
-
-    family: str
+    family: str  # its model_type
+    # of the encoder
     layers: int
     heads: int
+    # widths, as `EncoderSpec` has them
     hidden_size: int
     intermediate_size: int
     embedding_size: int
-    attention_size: int
+    attention_size: int  # the width of all heads' queries
+    # rows of the tables
     vocabulary: int
     token_types: int
-    positions: int | None
+    positions: int | None  # the most tokens of a sequence; None without a limit
+    # "learned absolute", "sinusoidal", "relative", "rotary", "ALiBi" or "none"; "learned absolute + relative" for both
     position_encoding: str
-    parameters: int
-    embeddings: int
-    wide_embeddings: int
-    layer_parameters: int
-    unshared_layer_parameters: int
-    length: int
-    weights_passed: int
-    flops_per_token: int
+    parameters: int  # of the base model, with its pooler where the family has one
+    embeddings: int  # the parameters in embedding tables
+    wide_embeddings: int  # the parameters that the tables would have if they were as wide as the layers
+    layer_parameters: int  # the parameters of the layers
+    unshared_layer_parameters: int  # the parameters that the layers would have without sharing
+    length: int  # the sequence length that the FLOPs are computed for
+    weights_passed: int  # W above
+    flops_per_token: int  # see above
+    # size of the parameters by dtype, in 10^6 bytes: on a CPU, bfloat16 and int8 keep vectors in float32, and int8
+    # keeps the tables in bfloat16
     megabytes: Mapping[str, float]
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # bertcore's model classes for the family
 
 
 def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
@@ -196,33 +180,22 @@ WARM_UP = 2  # the first pass of a model prepares data that later passes use
 
 @dataclass(frozen=True)
 class Member:
-    """A model to be measured.
+    """A model to be measured."""
 
-    Attributes:
-        name: what messages call it.
-        config: as in config.json.
-        folder: its checkpoint; None for random weights in float32.
-    """
-
-    name: str
-    config: Mapping[str, Any]
-    folder: Path | None = None
+    name: str  # what messages call it
+    config: Mapping[str, Any]  # as in config.json
+    folder: Path | None = None  # its checkpoint; None for random weights in float32
 
 
 @dataclass(frozen=True)
 class PassCost:
-    """The measured cost of a pass.
+    """The measured cost of a pass."""
 
-    Attributes:
-        seconds: the time of a pass, in each round.
-        resident: megabytes (10^6 bytes) of the process after the passes, beyond Python with NumPy: weights, scratch
-            memory, compiled kernels and the compiler's library.
-        on_disk: megabytes of the weight files; for random weights, their size in float32.
-    """
-
-    seconds: tuple[float, ...]
+    seconds: tuple[float, ...]  # the time of a pass, in each round
+    # megabytes (10^6 bytes) of the process after the passes, beyond Python with NumPy: weights, scratch memory,
+    # compiled kernels and the compiler's library
     resident: float
-    on_disk: float
+    on_disk: float  # megabytes of the weight files; for random weights, their size in float32
 
     @property
     def latency(self) -> float:

@@ -71,35 +71,21 @@ CATEGORIES = (
 
 @dataclass(frozen=True)
 class Preset:
-    """A published model: its config and the facts of its paper.
+    """A published model: its config and the facts of its paper."""
 
-    Attributes:
-        name: as `Model.from_config` takes it.
-        hub_id: its id on the Hugging Face hub; empty if it is not there.
-        config: the config of the model, as in its config.json.
-        year: of the paper's first version.
-        paper: arXiv:NUMBER, or a title.
-        objective: the pretraining objective.
-        pretraining_heads: the heads of that objective, as `Family.heads` names them; other names have no head here.
-        tokenizer: the kind of vocabulary.
-        own: its key innovation: the differences from BERT.
-        category: one of CATEGORIES.
-        use: its most common use.
-        languages: of its pretraining: a name, or how many.
-    """
-
-    name: str
-    hub_id: str
-    config: Mapping[str, Any]
-    year: int
-    paper: str
-    objective: str
+    name: str  # as `Model.from_config` takes it
+    hub_id: str  # its id on the Hugging Face hub; empty if it is not there
+    config: Mapping[str, Any]  # the config of the model, as in its config.json
+    year: int  # of the paper's first version
+    paper: str  # arXiv:NUMBER, or a title
+    objective: str  # the pretraining objective
+    # the heads of that objective, as `Family.heads` names them; other names have no head here
     pretraining_heads: tuple[str, ...]
-    tokenizer: str
-    own: str
-    category: str
-    use: str
-    languages: str = "English"
+    tokenizer: str  # the kind of vocabulary
+    own: str  # its key innovation: the differences from BERT
+    category: str  # one of CATEGORIES
+    use: str  # its most common use
+    languages: str = "English"  # of its pretraining: a name, or how many
 
     @property
     def on_glue(self) -> GlueResults:

@@ -234,28 +234,20 @@ def _copy_files(
 
 @dataclass(frozen=True)
 class Comparison:
-    """A model in low precision compared with itself in float32.
+    """A model in low precision compared with itself in float32."""
 
-    Attributes:
-        dtype: the dtype of the model.
-        megabytes: the size of its tensors, 10^6 bytes.
-        speed: its speed, in multiples of the speed of float32.
-        cosine_mean, cosine_percentile_1, cosine_worst: cosines of embeddings with the embeddings in float32.
-        worst_text: the text with the worst cosine.
-        nearest_agreement: the share of texts whose nearest other text is the same; None for fewer than three texts.
-        hidden_error: the norm of the difference of all hidden states, relative to their norm.
-        word_agreement: the share of tokens for which the masked-LM head predicts the same word; None without a head.
-    """
-
-    dtype: str
-    megabytes: float
-    speed: float
+    dtype: str  # the dtype of the model
+    megabytes: float  # the size of its tensors, 10^6 bytes
+    speed: float  # its speed, in multiples of the speed of float32
+    # cosines of embeddings with the embeddings in float32
     cosine_mean: float
     cosine_percentile_1: float
     cosine_worst: float
-    worst_text: str
+    worst_text: str  # the text with the worst cosine
+    # the share of texts whose nearest other text is the same; None for fewer than three texts
     nearest_agreement: float | None
-    hidden_error: float
+    hidden_error: float  # the norm of the difference of all hidden states, relative to their norm
+    # the share of tokens for which the masked-LM head predicts the same word; None without a head
     word_agreement: float | None
 
 
