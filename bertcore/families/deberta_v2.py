@@ -119,7 +119,10 @@ _DEFAULTS = {
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:
     read, types = ConfigReader(config), deberta.position_types(config)
-    distance = deberta.max_distance(config)
+    distance, norm = deberta.max_distance(config), config.get("norm_rel_ebd", "none")
+    norms = [part.strip() for part in norm.lower().split("|")] if isinstance(norm, str) else [norm]
+    if any(kind not in ("none", "layer_norm") for kind in norms):
+        raise ValueError(f"config: norm_rel_ebd is {norm!r}, expected 'none' or 'layer_norm'")
     details = Disentanglement(
         content_to_position="c2p" in types,
         position_to_content="p2c" in types,
@@ -127,7 +130,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         max_distance=distance,
         buckets=_buckets(config, distance) if distance else 0,
         shares_maps=read.flag("share_att_key", False),
-        has_norm=_has_norm(config),
+        has_norm="layer_norm" in norms,
         convolution=_convolution(read),
     )
     found = deberta.disentangled_spec(config, details, _DEFAULTS)
@@ -151,14 +154,6 @@ def _buckets(config: Mapping[str, Any], distance: int) -> int:
             "or at most 0 for no buckets"
         )
     return buckets
-
-
-def _has_norm(config: Mapping[str, Any]) -> bool:
-    value = config.get("norm_rel_ebd", "none")
-    kinds = [part.strip() for part in value.lower().split("|")] if isinstance(value, str) else [value]
-    if any(kind not in ("none", "layer_norm") for kind in kinds):
-        raise ValueError(f"config: norm_rel_ebd is {value!r}, expected 'none' or 'layer_norm'")
-    return "layer_norm" in kinds
 
 
 def _convolution(read: ConfigReader) -> ConvolutionSpec | None:

@@ -192,7 +192,9 @@ def pack(
     """
     ids = integer_batch("input_ids", input_ids)
     mask, types = mask_and_types(ids, attention_mask, token_type_ids)
-    kept = np.ones_like(mask) if keep_padding else _without_holes(mask) if spec.is_relative else mask
+    kept = np.ones_like(mask) if keep_padding else mask
+    if spec.is_relative and not keep_padding:  # everything from the first to the last real token of each sequence
+        kept = np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
     packed = PackedBatch(kept, mask, keeps_padding=keep_padding)
     words = packed.strip(ids)
     if position_ids is not None:
@@ -210,11 +212,6 @@ def pack(
     types = None if spec.words_as_types and token_type_ids is None else packed.strip(types)
     ends = packed.first_tokens(), packed.last_tokens()
     return EncoderInput(words, types, positions, packed.cu_seqlens, *ends, packed.key_mask(), packed)
-
-
-def _without_holes(mask: np.ndarray) -> np.ndarray:
-    """Return True from the first to the last real token of each sequence."""
-    return np.logical_or.accumulate(mask, 1) & np.logical_or.accumulate(mask[:, ::-1], 1)[:, ::-1]
 
 
 def places(cu_seqlens: np.ndarray) -> np.ndarray:

@@ -205,7 +205,11 @@ class GLiNER(Extractor):
                 model's marker tokens; labels are too long, or their lists are not as many as the texts; another
                 argument is out of range.
         """
-        sets = self._checked_labels(labels, len(texts) if isinstance(texts, Sized) else None)
+        sets = label_sets(labels, len(texts) if isinstance(texts, Sized) else None)
+        marks = self.model.gliner.ent_token, self.model.gliner.sep_token
+        for prompt in {prompt for some in sets for prompt in some.values()}:
+            if any(mark in prompt for mark in marks):
+                raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
         fits = {
             "nested": not checks.boolean("flat_ner", flat_ner),
@@ -223,7 +227,7 @@ class GLiNER(Extractor):
 
         def answers() -> Iterator[list[dict[str, Any]]]:
             with progress_bar(None, show_progress_bar) as advance:
-                pairs = zip(checked, sets, strict=False)
+                pairs = zip(checked, sets if is_for_each(labels) else repeat(sets[0]), strict=False)
                 yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
 
         return answers()
@@ -256,13 +260,6 @@ class GLiNER(Extractor):
     @max_seq_length.setter
     def max_seq_length(self, value: int | None) -> None:
         self.reader.max_tokens = sequence_length(value, *self._lengths)
-
-    def _checked_labels(self, labels: Any, texts: int | None) -> Iterable[Mapping[str, str]]:
-        sets, marks = label_sets(labels, texts), (self.model.gliner.ent_token, self.model.gliner.sep_token)
-        for prompt in {prompt for some in sets for prompt in some.values()}:
-            if any(mark in prompt for mark in marks):
-                raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
-        return sets if is_for_each(labels) else repeat(sets[0])
 
     def _above(self, rows: Sequence[PromptedText], threshold: float) -> list[list[WordSpan]]:
         """Return the spans of each text whose score is above the threshold."""

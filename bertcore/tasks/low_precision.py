@@ -99,16 +99,13 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
             functools.partial(rounded_weight, statistics=of_inputs, parts=len(parameter.names)),
             parameter.array(),
         )
-        for own_name, tensors in _stored_parts(parameter, rounded).items():
-            found[sources[own_name]] = {sources[own_name] + end: array for end, array in tensors.items()}
+        scales = dict(parameter.parts(rounded.scale[:, None]))
+        for own_name, values in parameter.parts(rounded.values):
+            stored = sources[own_name]
+            found[stored] = {stored: values, stored + SCALE: scales[own_name]}
+            if rounded.input_scale is not None:
+                found[stored][stored + INPUT_SCALE] = rounded.input_scale
     return found
-
-
-def _stored_parts(parameter: Any, rounded: Any) -> dict[str, dict[str, Any]]:
-    """Return {tensor name: {ending: tensor}} with a parameter's int8 values, their scales and its input scales."""
-    values, scales = dict(parameter.parts(rounded.values)), dict(parameter.parts(rounded.scale[:, None]))
-    of_input = {} if rounded.input_scale is None else {INPUT_SCALE: rounded.input_scale}
-    return {name: {"": values[name], SCALE: scales[name]} | of_input for name in values}
 
 
 def converted(

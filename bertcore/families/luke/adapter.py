@@ -157,14 +157,15 @@ def _pack(
     if spec.type_vocab_size:
         check_range("entity_token_type_ids", types, kept, spec.type_vocab_size, "token types")
     batch = PackedBatch(kept, mask)
-    positions = _positions(spec, ids, kept, position_ids)
+    positions = batch.strip(_positions(spec, ids, kept, position_ids))
+    used = np.flatnonzero((positions >= 0).any(axis=0))  # columns up to the last one that any mention uses stay
     all_tokens = PackedBatch(np.hstack([packed.stays, kept]), np.hstack([packed.is_real, mask]))
     columns = np.broadcast_to(np.arange(all_tokens.shape[1]), all_tokens.shape)
     is_word = all_tokens.strip(columns) < packed.shape[1]
     return Entities(
         ids=batch.strip(ids),
         token_type_ids=batch.strip(types),
-        position_ids=_without_empty_end(batch.strip(positions)),
+        position_ids=positions[:, : used[-1] + 1] if used.size else np.full((len(positions), 1), -1),
         batch=batch,
         all_tokens=all_tokens,
         rows=TokenRows(np.flatnonzero(is_word), np.flatnonzero(~is_word)),
@@ -182,11 +183,3 @@ def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_id
         raise ValueError(f"{name} has shape {positions.shape}, expected {(*ids.shape, 'tokens')} as entity_ids has")
     check_range(name, positions, kept[:, :, None] & (positions != -1), spec.max_positions, "positions")
     return positions
-
-
-def _without_empty_end(positions: np.ndarray) -> np.ndarray:
-    """Return the columns of positions up to the last that any mention uses, at least one."""
-    used = np.flatnonzero((positions >= 0).any(axis=0))
-    if not used.size:
-        return np.full((len(positions), 1), -1)
-    return positions[:, : used[-1] + 1]

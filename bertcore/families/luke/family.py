@@ -13,7 +13,7 @@ from bertcore.families import roberta
 from bertcore.families.luke.adapter import INPUTS, WordAndEntityAdapter, WordAndEntityInput
 from bertcore.families.luke.blocks import Entities, EntityAwareAttention, EntitySpec, WordAndEntityEmbeddings
 from bertcore.heads import ClassifierSpec, LanguageModelHead, LanguageModelSpec
-from bertcore.kernels.arrays import ArrayLike, NativeArray
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
@@ -30,7 +30,6 @@ from bertcore.models.spec import ConfigReader
 from bertcore.models.with_heads import ModelWithHeads
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear, drop
-from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
@@ -219,8 +218,13 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
     ) -> LogitsOutput:
         entities, run = _entities(encoded, self), encoded.run
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
-        rows = [_word_rows(encoded, entities.batch, name, columns) for name, columns in ends.items()]
-        parts = (functional.take_rows(run, encoded.hidden, rows=row) for row in rows)
+        parts = []
+        for name, columns in ends.items():
+            if columns is None:
+                raise ValueError(f"{name} is None, expected columns of the entities' tokens, {entities.batch.shape}")
+            columns = like("entity_ids", entities.batch.stays, name, columns)
+            rows = run.to_backend(rows_of(encoded, entities.batch, name, columns))
+            parts.append(functional.take_rows(run, encoded.hidden, rows=rows))
         logits, loss = self.heads[0](run, *parts, entities.hidden), None
         if labels is not None:
             loss = self._loss(run, logits, labels, entities)
@@ -240,14 +244,6 @@ def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
     if not isinstance(encoded.inputs, WordAndEntityInput):
         raise ValueError(f"entity_ids is None, expected the entities that {type(model).__name__} needs here")
     return encoded.inputs.entities
-
-
-def _word_rows(encoded: Encoded, batch: PackedBatch, name: str, columns: ArrayLike | None) -> NativeArray:
-    """Return the packed index of the word at each entity's column in `columns`, (entities,)."""
-    if columns is None:
-        raise ValueError(f"{name} is None, expected the columns of the entities' tokens, {batch.shape}")
-    columns = like("entity_ids", batch.stays, name, columns)
-    return encoded.run.to_backend(rows_of(encoded, batch, name, columns))
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

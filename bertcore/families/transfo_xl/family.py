@@ -112,7 +112,10 @@ class AdaptiveSoftmax(Block):
     def _scores(self, run: Pass, hidden: Tensor, index: int) -> Tensor:
         """Return the scores of a group's words before the softmax; in the first, those of the other groups follow."""
         if self.projections:
-            hidden = functional.linear(run, hidden, self._transposed(run, index, hidden), None)
+            matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
+            if value_of(matrix).dtype != dtype:  # low precision, without gradients
+                matrix = matrix.astype(dtype)
+            hidden = functional.linear(run, hidden, functional.transpose(run, matrix), None)
         own = index if len(self.outputs) > 1 else 0
         scores = functional.linear(run, hidden, self.outputs[own].weight(run), self.biases[own].value(run))
         first, end = self.bounds[index]
@@ -122,13 +125,6 @@ class AdaptiveSoftmax(Block):
             return scores
         groups = functional.linear(run, hidden, self.group_weight.weight(run), self.group_bias.value(run))
         return functional.concatenate(run, scores, groups, axis=1)
-
-    def _transposed(self, run: Pass, index: int, hidden: Tensor) -> Tensor:
-        """Return the transposed projection of a group, from hidden states to embeddings, in the states' dtype."""
-        matrix, dtype = self.projections[index].value(run), value_of(hidden).dtype
-        if value_of(matrix).dtype != dtype:  # low precision, without gradients
-            matrix = matrix.astype(dtype)
-        return functional.transpose(run, matrix)
 
 
 class AdaptiveCausalLM(AutoModelForCausalLM):
