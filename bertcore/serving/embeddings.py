@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.serving import requests as rq
+from bertcore.serving.jobs import SCORE
 from bertcore.serving.models import Kinds, Models, ServedModel, finite, is_of
 from bertcore.serving.requests import ServerSettings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid
@@ -157,7 +158,7 @@ LABELS = rq.many(rq.record(score=NUMBER, label=rq.TEXT))
 
 
 @rq.endpoint(
-    kind="classifier",
+    kind=("classifier", "static"),
     example={"inputs": "the cat sat on the mat"},
     result={"anyOf": [LABELS, rq.many(LABELS)]},
     inputs={
@@ -173,12 +174,14 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
 
     The most probable label comes first. The model's config decides how scores follow from logits
     (`published_function`): softmax, sigmoid for one label or for texts with several labels, none for regression.
-    With `raw_scores` they are the logits.
+    With `raw_scores` they are the logits. A static model with a head classifies single texts.
     """
-    model, inputs = models.of_kind("classifier", body["model"]), body["inputs"]
+    model, inputs = models.of_kind(("classifier", "static"), body["model"]), body["inputs"]
     rows = [(inputs,)] if isinstance(inputs, str) else [inputs] if isinstance(inputs[0], str) else inputs
     _, scores = await _logits(model, [tuple(row) for row in rows], "inputs[{}]", settings.cutting(body))
-    if not body["raw_scores"]:
+    if model.head is not None:
+        scores = scores if body["raw_scores"] else model.head.shares(scores)
+    elif not body["raw_scores"]:
         config = model.engine.model.config
         scores = FUNCTIONS[published_function(config.get("problem_type"), scores.shape[1])](scores)
     names = model.labels
@@ -297,6 +300,13 @@ async def _logits(
     for index, row in enumerate(texts):
         if not any(row):
             raise rq.empty(f"{name.format(index)} is empty, expected a text")
+        if model.head is not None and len(row) > 1:
+            raise rq.invalid(f"{name.format(index)} is a pair, expected one text: {model.name} has static embeddings")
+    if model.head is not None:
+        rows = await model.tokens([text for (text,) in texts], **cut, names=name.format)
+        model.check_answer(len(rows) * sum(SCORE + len(label) for label in model.labels))
+        vectors = model.engine.finished(np.stack(await model.compute("pooled", rows)), None, None)
+        return rows, finite(model.head.logits(vectors))
     rows = await model.tokens(texts, **cut, names=name.format)
     return rows, finite(np.stack(await model.compute("logits", rows)))
 

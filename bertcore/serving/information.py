@@ -147,6 +147,8 @@ def task_of(model: ServedModel) -> str:
     """Return the public name of a model's kind."""
     if model.kind == "classifier" and len(model.labels) == 1:
         return "reranker"
+    if model.head is not None:
+        return "classifier"
     return str(model.pipeline.task) if model.kind == "marked" else TASKS.get(model.kind, model.kind)
 
 

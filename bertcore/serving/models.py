@@ -13,6 +13,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
+from bertcore.checkpoint.files import HEAD_NAME
 from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
 from bertcore.serving.requests import (
@@ -33,6 +34,7 @@ from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.classification import ZeroShotNerPipeline
 from bertcore.tasks.pipelines.pretrained import FillMaskPipeline
 from bertcore.tasks.pipelines.spans import TokenClassificationPipeline
+from bertcore.tasks.static import StaticModelPipeline
 from bertcore.tasks.texts import MOST_TOKENS, by_halves, grouped, lower_cased
 
 # Characters tokenized on the event loop: a thread would add 0.4 ms to a short request (2.0 ms with `encode`).
@@ -53,6 +55,7 @@ WHAT = {
     "late": "embeds the tokens of texts",
     "sparse": "embeds texts into sparse vectors",
     "classifier": "classifies texts",
+    "static": "classifies single texts",
     "tagger": "classifies tokens",
     "gliner": "finds entities of given labels",
     "extractor": "extracts what a schema describes",
@@ -84,9 +87,10 @@ class ServedModel:
     Attributes:
         kind: a key of `WHAT`.
         kinds: the kinds that requests may use it as: its own; a masked language model also embeds, and
-            a GLiNER2 model also takes schemas.
+            a GLiNER2 model also takes schemas; static embeddings with a head classify, too.
         longest_token: the most bytes that a token adds to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
+        head: the StaticModelPipeline of static embeddings with a head, otherwise None.
         pipeline: the Pipeline of a tagger, GLiNER, a masked language model or marked entities, otherwise None.
         layers: the specs of its layers.
         max_seq_length: the most tokens that it reads of a text.
@@ -105,10 +109,14 @@ class ServedModel:
                 raise
             self.kind, self.pipeline = "dense", None  # without the head or a mask token it only embeds
         self.kinds: tuple[str, ...] = ("masked", "dense") if self.kind == "masked" else (self.kind,)
+        self.head = None
+        if self.kind == "dense" and (folder / HEAD_NAME).is_file():
+            self.head, self.kinds = StaticModelPipeline.from_pretrained(folder), ("static", "dense")
         if self.kind == "gliner" and isinstance(self.pipeline.gliner, GLiNER2):
             self.kinds = ("gliner", "extractor")
         is_pipeline = self.pipeline is not None and self.kind != "masked"
-        self.engine: Any = self.pipeline if is_pipeline else ENCODERS[self.kinds[-1]](folder, dtype=dtype)
+        encoder = None if is_pipeline else ENCODERS[self.kinds[-1]]
+        self.engine: Any = self.head.model if self.head else encoder(folder, dtype=dtype) if encoder else self.pipeline
         if self.kind == "masked":
             self.engine.model = self.pipeline.model  # one encoder in memory
         self.tokenizer = self.pipeline.plain_tokenizer if self.kind == "marked" else self._part.tokenizer
@@ -297,6 +305,8 @@ class ServedModel:
 
     @property
     def labels(self) -> list[str]:
+        if self.head:
+            return self.head.labels
         return list(self.engine.id2label.values()) if self.engine is self.pipeline else self.engine.labels
 
     def warm_up(self) -> None:

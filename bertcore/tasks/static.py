@@ -224,8 +224,7 @@ class StaticModelPipeline:
         """
         top_k = None if top_k is None else check_count("top_k", top_k)
         rows, names = self.model.encode_stream(texts, **options), self.labels
-        function = FUNCTIONS[self.activation if self.classes_ is not None else "none"]
-        return (best_labels(function(self._mapped(row[None]))[0], names, top_k) for row in rows)
+        return (best_labels(self.shares(self.logits(row[None]))[0], names, top_k) for row in rows)
 
     @property
     def labels(self) -> list[str]:
@@ -236,9 +235,14 @@ class StaticModelPipeline:
         return [f"LABEL_{number}" for number in range(count)]
 
     def _scores(self, texts: Any, options: Mapping[str, Any]) -> np.ndarray:
-        return self._mapped(np.atleast_2d(self.model.encode(texts, **options)))
+        return self.logits(np.atleast_2d(self.model.encode(texts, **options)))
 
-    def _mapped(self, rows: np.ndarray) -> np.ndarray:
+    def shares(self, logits: np.ndarray) -> np.ndarray:
+        """Return the probabilities that follow from logits; those of a regression stay as they are."""
+        return FUNCTIONS[self.activation if self.classes_ is not None else "none"](logits)
+
+    def logits(self, rows: np.ndarray) -> np.ndarray:
+        """Return the outputs of the last layer, (texts, outputs), for embeddings."""
         for number, (weight, bias) in enumerate(self.layers):
             rows = (np.maximum(rows, 0) if number else rows) @ weight.T + bias
         return rows

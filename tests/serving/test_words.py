@@ -14,7 +14,7 @@ from bertcore.serving import ServerSettings, create_app
 from bertcore.serving.information import MOST_TOKENS
 from bertcore.tasks.gliner2_schema import Schema
 from bertcore.tasks.pipelines import pipeline_class
-from bertcore.tasks.static import distill_static
+from bertcore.tasks.static import StaticModelPipeline, distill_static
 from tests.serving.process import served
 from tests.serving.test_endpoints import LONG, TEXTS, close, post
 from tests.tiny_entities import save_family
@@ -295,6 +295,29 @@ def test_info_of_a_masked_language_model(server):
     client = server("masked")
     assert client.get("/info").json()["model_type"] == {"fill-mask": {"mask_token": "[MASK]"}}
     assert len(post(client, "/", inputs="the [MASK]")) == 5
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid", "identity"])
+def test_a_static_classifier_predicts(folders, tmp_path, activation):
+    encoder, rng = distill_static(folders["encoder"], tmp_path / "static", pca_dims=None), np.random.default_rng(0)
+    encoder = SentenceEncoder(encoder.folder, unknown="drop")
+    layers = [(rng.normal(size=(3, encoder.embedding_dimension)), rng.normal(size=3))]
+    model = StaticModelPipeline(encoder, layers, activation, None if activation == "identity" else ["a", "b", "c"])
+    model.save_pretrained(tmp_path / "head")
+    with TestClient(create_app([folders["encoder"], tmp_path / "head"])) as client:
+        expected = list(model.answers(TEXTS, top_k=None))
+        same(post(client, "/predict", inputs=[[text] for text in TEXTS]), expected)
+        same(post(client, "/predict", inputs=TEXTS[0]), expected[0])
+        raw = {each["label"]: each["score"] for each in post(client, "/predict", inputs=TEXTS[0], raw_scores=True)}
+        np.testing.assert_allclose(
+            [raw[name] for name in model.labels], model.logits(encoder.encode(TEXTS[:1]))[0], atol=1e-5
+        )
+        vectors = post(client, "/embed", inputs=TEXTS, model="head")
+        np.testing.assert_allclose(vectors, encoder.encode(TEXTS), atol=1e-5)
+        assert "inputs[0] is a pair, expected one text" in post(client, "/predict", 422, inputs=["a", "b"])["error"]
+        assert "head" in client.get("/info", params={"model": "head"}).json()["model_id"]
+    with TestClient(create_app([tmp_path / "head"])) as client:
+        same(post(client, "/", inputs=TEXTS[0]), expected[0])
 
 
 def test_static_embeddings_have_no_attention(folders, tmp_path):
