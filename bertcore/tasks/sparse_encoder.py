@@ -25,10 +25,14 @@ from bertcore.tasks.search import SparseIndex
 from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.sparse_modules import (
+    DOCUMENT,
+    QUERY,
+    TYPES,
     AutoEncoder,
     LearnedWeights,
     MergedWords,
     SparseRow,
+    SparseSettings,
     TokenWeights,
     as_table,
     as_tensor,
@@ -36,9 +40,10 @@ from bertcore.tasks.sparse_modules import (
     find_idf,
     like,
     pooled_words,
+    read_sparse_settings,
     sparse_row,
+    write_router,
 )
-from bertcore.tasks.sparse_settings import DOCUMENT, QUERY, TYPES, SparseSettings, read_sparse_settings, write_router
 from bertcore.tasks.texts import checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
