@@ -14,7 +14,7 @@ MASK = 32  # tokens that a mask counts as in a batch: its scores of the vocabula
 MOST_VALUES, MOST_CHARACTERS = 1000, 20_000  # of a schema
 MOST_FIELDS = 40  # of records and relations: each is scored for up to 19 instances
 MOST_INSTANCES = 19
-VALUE, PLAIN = 100, 10  # most bytes around a mention's text in an answer, with score and place or without
+VALUE, PLAIN = 100, 50  # bytes that a mention takes beside its text, with score and place or without
 SCORE = 330  # most bytes of a label and its score, or a word and its probability, in an answer
 
 
