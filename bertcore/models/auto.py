@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.heads import Classifier
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
@@ -65,7 +64,23 @@ class AutoModel(Model):
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, traced=encoded.traced)
 
 
-class AutoModelForMaskedLM(ModelWithHeads):
+class _WordsModel(ModelWithHeads):
+    """A model that scores words."""
+
+    _targets = ("labels",)
+
+    def _head(self, task: str, spec: HeadSpec) -> Block:
+        return self._language_model(spec)
+
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
+        if labels is not None:
+            of_tokens = losses.next_words if self.predicts_next_words else losses.words
+            labels = of_tokens(encoded.packed, labels, self.spec.vocab_size)
+        loss, logits = self._words(self.heads[0], encoded, labels)
+        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
+
+
+class AutoModelForMaskedLM(_WordsModel):
     """An encoder with a masked language modeling head: a score for every word of the vocabulary at every token.
 
     Calls take `labels`, the correct token ids, (sequences, length), -100 where there is no label, and return a
@@ -74,16 +89,6 @@ class AutoModelForMaskedLM(ModelWithHeads):
 
     _architecture = "ForMaskedLM"
     tasks = ("masked_lm",)
-    _targets = ("labels",)
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return self._language_model(spec)
-
-    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
-        if labels is not None:
-            labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
-        loss, logits = self._words(self.heads[0], encoded, labels)
-        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
     def label_scores(
         self,
@@ -111,12 +116,6 @@ class _SequenceModel(ModelWithHeads):
     """A model that classifies whole sequences."""
 
     _targets = ("labels",)
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, self._num_classes())
-
-    def _num_classes(self) -> int:
-        return self.config.num_labels
 
     def _output(self, encoded: Encoded, **targets: Any) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
@@ -217,9 +216,6 @@ class AutoModelForTokenClassification(ModelWithHeads):
     def __init__(self, config: Mapping[str, Any], *, num_labels: int | None = None):
         super().__init__(with_labels(config, num_labels))
 
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, self.config.num_labels)
-
     def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         if labels is not None:
@@ -244,8 +240,8 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
         config = with_labels(config, None)
         super().__init__(config if ConfigReader(config).num_labels() == 2 else with_labels(config, 2))
 
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, 2)
+    def _num_classes(self) -> int:
+        return 2
 
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         return any(target is not None for target in targets.values())
@@ -266,7 +262,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
         return QuestionAnsweringOutput(loss=loss, start_logits=start, end_logits=end, traced=encoded.traced)
 
 
-class AutoModelForCausalLM(ModelWithHeads):
+class AutoModelForCausalLM(_WordsModel):
     """A causal language model: scores for the next word at every token (or at XLNet's target_mapping).
 
     Calls take `labels` and return a LogitsOutput: for GPT-2 the words themselves, (sequences, length), each compared
@@ -275,22 +271,11 @@ class AutoModelForCausalLM(ModelWithHeads):
 
     _architecture = "LMHeadModel"
     tasks = ("causal_lm",)
-    _targets = ("labels",)
     generate = generate
 
     @property
     def predicts_next_words(self) -> bool:
         return head_specs(self.config)["causal_lm"].predicts_next
-
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return self._language_model(spec)
-
-    def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
-        if labels is not None:
-            of_tokens = losses.next_words if self.predicts_next_words else losses.words
-            labels = of_tokens(encoded.packed, labels, self.spec.vocab_size)
-        loss, logits = self._words(self.heads[0], encoded, labels)
-        return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
 def _check_tokens(encoded: Encoded) -> None:

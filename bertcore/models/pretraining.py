@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 
 from bertcore import checkpoint
-from bertcore.heads import Classifier, SpanBoundaryHead, find_boundaries
+from bertcore.heads import SpanBoundaryHead, find_boundaries
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
@@ -113,10 +113,7 @@ class _PairPreTraining(AutoModelForPreTraining):
     _label, _logits = "", ""
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        return self._language_model(spec) if task == "masked_lm" else Classifier(spec, self.spec, self._pair_labels())
-
-    def _pair_labels(self) -> int:
-        return 2
+        return self._language_model(spec) if task == "masked_lm" else super()._head(task, spec)
 
     def _output(self, encoded: Encoded, labels: ArrayLike | None = None, **pair_labels: Any) -> PreTrainingOutput:
         words, pairs = self.heads[0], self.heads[1](encoded)
@@ -125,7 +122,7 @@ class _PairPreTraining(AutoModelForPreTraining):
             labels = losses.words(encoded.packed, labels, self.spec.vocab_size)
         words_loss, predictions = self._words(words, encoded, None if pair_label is None else labels)
         if words_loss is not None:
-            pairs_loss = losses.sequence_loss(encoded.run, pairs, pair_label, self._pair_labels(), name=self._label)
+            pairs_loss = losses.sequence_loss(encoded.run, pairs, pair_label, self._num_classes(), name=self._label)
             loss = losses.total(encoded.run, words_loss, pairs_loss)
         logits = {self._logits: encoded.packed.pad_sequences(encoded.run, pairs)}
         return PreTrainingOutput(loss=loss, prediction_logits=predictions, traced=encoded.traced, **logits)
@@ -136,14 +133,14 @@ class _NextSentencePreTraining(_PairPreTraining):
     _targets = ("labels", "next_sentence_label")
     _label, _logits = "next_sentence_label", "seq_relationship_logits"
 
+    def _num_classes(self) -> int:
+        return 2
+
 
 class _SentenceOrderPreTraining(_PairPreTraining):
     tasks = ("masked_lm", "sentence_order")
     _targets = ("labels", "sentence_order_label")
-    _label, _logits = "sentence_order_label", "sop_logits"
-
-    def _pair_labels(self) -> int:
-        return self.config.num_labels  # as in transformers, although there are two orders
+    _label, _logits = "sentence_order_label", "sop_logits"  # as in transformers, num_labels scores for two orders
 
 
 class Discriminator(AutoModelForPreTraining):
@@ -156,8 +153,8 @@ class Discriminator(AutoModelForPreTraining):
     tasks = ("replaced_tokens",)
     _targets = ("labels",)
 
-    def _head(self, task: str, spec: HeadSpec) -> Block:
-        return Classifier(spec, self.spec, 1)
+    def _num_classes(self) -> int:
+        return 1
 
     def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count
-from bertcore.heads import LanguageModelHead
+from bertcore.heads import Classifier, LanguageModelHead
 from bertcore.kernels.arrays import NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
@@ -57,7 +57,10 @@ class ModelWithHeads(Model):
         self.heads = [self._head(task, spec) for task, spec in zip(self.tasks, wanted, strict=True)]
 
     def _head(self, task: str, spec: HeadSpec) -> Block:
-        raise NotImplementedError
+        return Classifier(spec, self.spec, self._num_classes())
+
+    def _num_classes(self) -> int:
+        return self.config.num_labels
 
     def _language_model(self, spec: HeadSpec) -> LanguageModelHead:
         return LanguageModelHead(spec, self.spec, self.encoder.embeddings.words.table)
