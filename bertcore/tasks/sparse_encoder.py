@@ -79,12 +79,9 @@ class SparseEncoder(PromptedReader):
 
     Attributes:
         settings: settings of the folder.
-        max_active_dims: number of weights that are kept by default; None for all.
-        similarity_fn_name: the similarity that `similarity` computes.
+        max_seq_length, similarity_fn_name, max_active_dims: as given, or else as published.
         embedding_dimension: size of the vocabulary, or of an autoencoder's code.
         head: the table of weights or the autoencoder, a block with parameters; None for SPLADE.
-        max_seq_length: length that texts are cut to, in tokens.
-        model, tokenizer: the parts.
 
     Raises:
         CheckpointError: a file of the folder is invalid, or the checkpoint has no masked language model's head.

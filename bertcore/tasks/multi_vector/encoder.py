@@ -92,11 +92,9 @@ class MultiVectorEncoder(PromptedReader):
 
     Attributes:
         settings: settings of the folder.
-        query_length, document_length, query_expansion: as above.
+        query_length, document_length, query_expansion, similarity_fn_name: as above.
         head: the maps of hidden states to token vectors, a block with parameters.
         embedding_dimension: length of a vector.
-        similarity_fn_name: the similarity that `similarity` computes.
-        model, tokenizer: the parts.
 
     Raises:
         CheckpointError: a file of the folder is invalid, or a module is not supported.

@@ -91,12 +91,8 @@ class SentenceEncoder(PromptedReader):
 
     Attributes:
         settings: settings of the folder (pooling, normalize, ...).
-        max_seq_length: length that texts are cut to, in tokens.
-        truncate_dim: number of first dimensions that are kept by default; None for all.
-        similarity_fn_name: the similarity that `similarity` computes.
-        task: the task, as given.
+        task, max_seq_length, truncate_dim, similarity_fn_name: as given, or else as published.
         has_warned: whether this encoder has warned that texts were cut.
-        model, tokenizer: the parts.
 
     Raises:
         CheckpointError: a file of the folder is invalid, or a module is not supported.
