@@ -86,7 +86,7 @@ USAGE = {  # command line: the error
     f"{FINETUNE} token --label-kind classes": "--label-kind is for --task sequence, not for token",
     f"{FINETUNE} similarity --label-kind numbers": "--label-kind is for --task sequence",
     f"{FINETUNE} pair --lora-targets query": "--lora-targets is given without --lora",
-    f"{FINETUNE} sequence --optim sgd": "--optim is 'sgd', expected",
+    f"{FINETUNE} sequence --optim adagrad": "--optim is 'adagrad', expected",
     DISTILL: "--student and --layers are both missing, expected one of them",
     f"{DISTILL} --student a --layers 1": "--student and --layers are both given, expected one of them",
     f"{DISTILL} --layers 0": "--layers is '0', expected an integer from 1 up",
