@@ -127,9 +127,10 @@ def _documented(file: Path) -> Iterator[tuple[str, str]]:
 
 
 def documented_mentions() -> list[dict[str, Any]]:
-    """Return {"page", "text", "entity_spans", "entities"} of each paragraph of Python's documentation with a link.
+    """Return a record of each paragraph of Python's documentation with a link: its page, text and links.
 
-    A span is the characters of a link, an entity its target as named on the page ("len", "os.path.join").
+    "entity_spans" are the characters of links, "entities" their targets as named on the page ("len", "os.path.join"),
+    "roles" the kinds of the targets ("func", "mod").
     """
     found = []
     for page, source in _documentation_pages():
@@ -208,15 +209,16 @@ def _linked(paragraph: str) -> dict[str, Any]:
     which links to nothing.
     """
     paragraph = " ".join(re.sub(r"``|\*+", "", paragraph).split())
-    text, spans, targets, end = "", [], [], 0
+    text, spans, targets, roles, end = "", [], [], [], 0
     for link in re.finditer(r":(?:c:|py:)?(\w+):`([~!]?)([^`<]+?)(?: ?<[~!]?([^`>]+)>)?`", paragraph):
         text, end = text + paragraph[end : link.start()], link.end()
         shown = link[3].rpartition(".")[2] if link[2] == "~" else link[3]
         if link[1] in LINKS and link[2] != "!":
             spans.append((len(text), len(text) + len(shown)))
             targets.append((link[4] or link[3]).strip(".()"))
+            roles.append(link[1])
         text += shown
-    return {"text": text + paragraph[end:], "entity_spans": spans, "entities": targets}
+    return {"text": text + paragraph[end:], "entity_spans": spans, "entities": targets, "roles": roles}
 
 
 def _apt_lists(language: str) -> Path:

@@ -198,7 +198,8 @@ class GLiNER2(Extractor):
     def labelled_row(self, record: Any, order: np.random.Generator | None = None) -> SchemaRow:
         """Return a record (see `read_record`) as tokens and targets; `order` draws the order of its labels."""
         made = read_record(record)
-        made = made if order is None else made.shuffled(order)
+        if order is not None:
+            made.shuffle(order)
         return made.labelled(self.token_row(made.text, made.schema, self.model.max_len)[0])
 
     def token_row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:

@@ -36,18 +36,15 @@ class LabelledText:
     instances: dict[str, list[dict[str, list[Any]]]]
     classes: dict[str, list[str]]
 
-    def shuffled(self, rng: np.random.Generator) -> LabelledText:
-        """Return the text with the labels of each part, and their choices, in random order."""
-        schema = Schema()
+    def shuffle(self, rng: np.random.Generator) -> None:
+        """Put the labels of each part, and their choices, in random order."""
+
+        def mixed(values: Any) -> list[Any]:
+            return [values[place] for place in rng.permutation(len(values))]
+
         for part in self.schema.parts:
-            names = rng.permutation(np.array(list(part.fields), object)).tolist()
-            fields = {name: part.fields[name] for name in names}
-            for name, each in fields.items():
-                if each.choices:
-                    choices = tuple(rng.permutation(np.array(each.choices, object)).tolist())
-                    fields[name] = replace(each, choices=choices)
-            schema.parts.append(replace(part, fields=fields))
-        return replace(self, schema=schema)
+            pairs = mixed(list(part.fields.items()))
+            part.fields = {name: replace(each, choices=tuple(mixed(each.choices))) for name, each in pairs}
 
     def facts(self, result: Mapping[str, Any] | None = None) -> set[tuple[str, str, str]]:
         """Return {(part, label, text in lower case)} of the answers, or of a result of `GLiNER2.extract`."""
