@@ -12,7 +12,7 @@ from bertcore.arguments import check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.training.objectives.embeddings import EmbeddingObjective
-from bertcore.training.objectives.similarity import ALL_DISTANCES
+from bertcore.training.objectives.similarity import ALL_DISTANCES, softplus
 
 
 class _BatchTriplets(EmbeddingObjective):
@@ -77,8 +77,7 @@ class BatchHardSoftMarginTripletLoss(BatchHardTripletLoss):
         super().__init__(model, distance_metric, 0.0, **more)
 
     def of_differences(self, differences: Array) -> tuple[Array, Array]:
-        xp = kernels.array_module(differences)
-        return xp.logaddexp(0, differences), 0.5 + xp.tanh(differences / 2) / 2
+        return softplus(differences)
 
 
 class BatchSemiHardTripletLoss(_BatchTriplets):

@@ -16,6 +16,7 @@ from bertcore.models.outputs import ModelOutput
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.data.files import wrong_record
 from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.similarity import log_sums, softplus
 
 
 class GLiNER2Schemas(Objective):
@@ -76,13 +77,11 @@ class GLiNER2Schemas(Objective):
 def _losses(xp: Any, logits: Any, targets: Any, weights: Any) -> tuple[Any, Any]:
     """Return losses and their slopes: binary cross entropy, or without weights the cross entropy."""
     if weights is None:
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        totals, rows = xp.log(xp.exp(shifted).sum(axis=1, keepdims=True)), xp.arange(len(targets))
-        slopes = xp.exp(shifted - totals)
+        (sums, slopes), rows = log_sums(logits), xp.arange(len(targets))
         slopes[rows, targets] -= 1
-        return (totals - shifted)[rows, targets], slopes
-    losses = xp.maximum(logits, 0) - logits * targets + xp.log1p(xp.exp(-abs(logits)))
-    return losses * weights, (0.5 + xp.tanh(logits / 2) / 2 - targets) * weights
+        return sums - logits[rows, targets], slopes
+    losses, shares = softplus(logits)
+    return (losses - logits * targets) * weights, (shares - targets) * weights
 
 
 class GLiNER2Collator:

@@ -200,6 +200,12 @@ def log_sums(scores: Array) -> tuple[Array, Array]:
     return (peaks + xp.log(totals))[..., 0], exponentials / totals
 
 
+def softplus(values: Array) -> tuple[Array, Array]:
+    """Return log(1 + exp(values)) and its derivative, the sigmoid, without overflow."""
+    xp = kernels.array_module(values)
+    return xp.logaddexp(0, values), 0.5 + xp.tanh(values / 2) / 2
+
+
 def ranking_loss(scores: Array) -> tuple[Array, Array]:
     """Return the mean cross entropy of each row's softmax and its own index, and the gradient of `scores`.
 
