@@ -83,10 +83,15 @@ class SentenceTransformerTrainingArguments(TrainingArguments):
         super().__post_init__()
         checks.choice("batch_sampler", self.batch_sampler, SAMPLERS)
         checks.choice("multi_dataset_batch_sampler", self.multi_dataset_batch_sampler, ("proportional", "round_robin"))
-        for name in ("prompts", "router_mapping"):
+        for name, other in {"prompts": "a string or ", "router_mapping": ""}.items():
             value = getattr(self, name)
-            if not isinstance(value, Mapping | None) and not (name == "prompts" and isinstance(value, str)):
-                raise TypeError(f"{name} is {value!r:.60}, expected a mapping of columns")
+            if not (value is None or (are_strings(value) and (other or isinstance(value, Mapping)))):
+                raise TypeError(f"{name} is {value!r:.60}, expected {other}a mapping of columns to strings")
+
+
+def are_strings(value: Any) -> bool:
+    """Return whether a value is a string, or a mapping of such values."""
+    return all(map(are_strings, value.values())) if isinstance(value, Mapping) else isinstance(value, str)
 
 
 SentenceTransformerTrainingArguments.__init__ = naming_nearest()(  # type: ignore[method-assign]
@@ -144,12 +149,11 @@ class ColumnsCollator:
 
     Args:
         collators: the collator of each dataset's loss; under None that of all datasets.
-        encoder: the encoder that reads the texts.
         args: the settings, with prompts and routes.
     """
 
-    def __init__(self, collators: Mapping[str | None, Any], encoder: Any, args: SentenceTransformerTrainingArguments):
-        self.collators, self.encoder, self.args = collators, encoder, args
+    def __init__(self, collators: Mapping[str | None, Any], args: SentenceTransformerTrainingArguments):
+        self.collators, self.args = collators, args
         self.rng: Any = None
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -162,31 +166,38 @@ class ColumnsCollator:
         if collate is None:
             raise ValueError(f"an example is of dataset {name!r}, expected {', '.join(map(str, self.collators))}")
         rows = [{key: value for key, value in example.items() if key != DATASET} for example in examples]
-        prompts, columns = of_dataset(self.args.prompts, name), [key for key in rows[0] if key not in LABELS]
-        for place, column in enumerate(columns):
-            route, wanted = of_dataset(self.args.router_mapping, name), "document" if place else "query"
-            if (route or {}).get(column, wanted) != wanted:
-                raise ValueError(f"router_mapping has {route[column]!r} for {column!r}, expected {wanted!r}")
+        prompts, routes = (of_dataset(each, getattr(self.args, each), name) for each in ("prompts", "router_mapping"))
+        for place, column in enumerate(key for key in rows[0] if key not in LABELS):
+            wanted = "document" if place else "query"
+            if (found := (routes or {}).get(column, wanted)) != wanted:
+                raise ValueError(f"router_mapping has {found!r} for {column!r}, expected {wanted!r}")
             prompt = prompts.get(column, "") if isinstance(prompts, Mapping) else prompts or ""
             for row in rows:
-                row[column] = self._prepared(row.get(column), prompt)
+                row[column] = with_prompt(row.get(column), prompt)
         if hasattr(collate, "rng"):
             collate.rng = self.rng
         return {**collate(rows), **({} if None in self.collators else {DATASET: np.array(name)})}
 
-    def _prepared(self, value: Any, prompt: str) -> Any:
-        if isinstance(value, list | tuple):
-            return [self._prepared(each, prompt) for each in value]
-        if not isinstance(value, str) or isinstance(self.encoder, SparseEncoder | MultiVectorEncoder):
-            return value  # their collators prepare texts
-        return self.encoder.prepared(value, prompt)
+
+def with_prompt(value: Any, prompt: str) -> Any:
+    """Return a text, or each text of a list, after its prompt; the loss's collator names other values."""
+    if isinstance(value, list | tuple):
+        return [with_prompt(each, prompt) for each in value]
+    return prompt + value if isinstance(value, str) else value
 
 
-def of_dataset(given: Any, name: str | None) -> Any:
-    """Return the part of `prompts` or `router_mapping` for a dataset: that under its name, or all of it."""
+def of_dataset(argument: str, given: Any, name: str | None) -> Any:
+    """Return the part of `prompts` or `router_mapping` for a dataset: its entry, or all of it.
+
+    Raises ValueError for entries of datasets if the only dataset has no name.
+    """
     if isinstance(given, Mapping) and name in given:
         return given[name]
-    return {} if isinstance(given, Mapping) and any(isinstance(each, Mapping) for each in given.values()) else given
+    if not isinstance(given, Mapping) or not any(isinstance(each, Mapping) for each in given.values()):
+        return given
+    if name is None:
+        raise ValueError(f"{argument} is for datasets {', '.join(given)}, expected columns: the dataset has no name")
+    return {}
 
 
 class SentenceTransformerTrainer(Trainer):
@@ -245,7 +256,7 @@ class SentenceTransformerTrainer(Trainer):
         super().__init__(
             model.model,
             args,
-            ColumnsCollator(collators, model, args),
+            ColumnsCollator(collators, args),
             named(train_dataset),
             {} if eval_dataset is None and evaluator is not None else named(eval_dataset),
             model.tokenizer,

@@ -21,11 +21,11 @@ from bertcore import (
 from bertcore.checkpoint import open_checkpoint
 from bertcore.tasks.evaluation import EmbeddingSimilarityEvaluator
 from bertcore.training.data.batches import Batches, DistinctBatches, LabelledBatches, MixedBatches, Named
-from bertcore.training.objectives import Supervised
+from bertcore.training.objectives import Supervised, cross_encoder
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.sparse_encoder.tiny import save_tiny_router, save_tiny_splade
-from tests.tiny_bert import save_tiny_encoder
+from tests.tiny_bert import save_tiny_encoder, write_json
 
 SCRIPT = """
 model = SentenceTransformer(folder)
@@ -295,6 +295,19 @@ def test_trainers_of_other_encoders(tmp_path, on_numpy, kind):
     np.testing.assert_array_equal(found(encoder), found(encoder_class(tmp_path / "run/checkpoint-2")))
 
 
+@pytest.mark.parametrize("kind", ["SentenceEncoder", "CrossEncoder"])
+def test_losses_of_lower_casing_encoders_read_texts_in_lower_case(tmp_path, kind):
+    folder = (saved_classifier if kind == "CrossEncoder" else save_tiny_encoder)(tmp_path)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "do_lower_case": False})
+    write_json(folder / "sentence_bert_config.json", {"do_lower_case": True})
+    encoder = getattr(bertcore, kind)(folder)
+    made = cross_encoder if kind == "CrossEncoder" else losses
+    collator = made.MultipleNegativesRankingLoss(encoder).collator(encoder.tokenizer)
+    upper, lower = (collator([{"query": query, "answer": "Paris"}])["input_ids"] for query in ("The cat", "the cat"))
+    np.testing.assert_array_equal(upper, lower)
+    assert encoder.tokenizer.unk_token_id not in upper
+
+
 def test_reprs(tmp_path):
     evaluator = EmbeddingSimilarityEvaluator(["a"], ["b"], [1.0], name="dev")
     assert (
@@ -327,7 +340,10 @@ def test_refusals(tmp_path, on_numpy):
     routed = arguments(tmp_path / "z", router_mapping={"a": "query"})
     refuses(ValueError, "router_mapping is .* model has no Router", make, encoder, routed)
     refuses(ValueError, "batch_sampler is 'hard'", arguments, tmp_path, batch_sampler="hard")
-    refuses(TypeError, "prompts is 5, expected a mapping", arguments, tmp_path, prompts=5)
+    for wrong in (5, {"anchor": 5}, {"pairs": {"anchor": None}}):
+        refuses(TypeError, "prompts is .*, expected a string or a mapping", arguments, tmp_path, prompts=wrong)
+    named = arguments(tmp_path / "u", prompts={"pairs": {"anchor": "the "}})
+    refuses(ValueError, "prompts is for datasets pairs, expected columns", make(encoder, named, SCORED).train)
     refuses(TypeError, "has no argument learning_rates", arguments, tmp_path, learning_rates=1)
     refuses(ValueError, "with pooling max, expected only Transformer", losses.TripletLoss, maximum)
     refuses(TypeError, "model is float, expected a SentenceEncoder", losses.CoSENTLoss, 20.0)

@@ -19,12 +19,12 @@ from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
 from bertcore.training.objectives.objective import Batch
-from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, squared_error
+from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, softplus, squared_error
 from bertcore.training.objectives.text_examples import LABELS, ColumnCollator
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, by value
     "identity": (lambda logits: logits, lambda found: 1.0),
-    "sigmoid": (lambda logits: 0.5 + np.tanh(logits / 2) / 2, lambda found: found * (1 - found)),
+    "sigmoid": (lambda logits: softplus(logits)[1], lambda found: found * (1 - found)),
     "tanh": (np.tanh, lambda found: 1 - found**2),
     "relu": (lambda logits: logits.clip(0), lambda found: found > 0),
 }
@@ -68,7 +68,7 @@ class CrossEncoderObjective(ChunkedObjective):
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> PairCollator:
-        return PairCollator(tokenizer, self.max_length)
+        return PairCollator(tokenizer, self.max_length, self.encoder)
 
     def weight(self, batch: Batch) -> float:
         return float(len(_spans(batch)) if self.is_of_lists else len(batch["input_ids"]))
@@ -104,9 +104,8 @@ class BinaryCrossEntropyLoss(CrossEncoderObjective):
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         ones, zeros = self.pos_weight * labels, 1 - labels
-        value = (ones * np.logaddexp(0, -scores) + zeros * np.logaddexp(0, scores)).mean()
-        share = ACTIVATIONS["sigmoid"][0](scores)
-        return value, (zeros * share - ones * (1 - share)) / len(scores)
+        value, share = softplus(scores)
+        return ((ones + zeros) * value - ones * scores).mean(), ((ones + zeros) * share - ones) / len(scores)
 
 
 class CrossEntropyLoss(CrossEncoderObjective):
@@ -190,7 +189,7 @@ class MultipleNegativesRankingLoss(_Lists):
         self.scale = check_number("scale", scale, above_zero=True)
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> PairCollator:
-        return _InBatch(tokenizer, self.max_length, self.num_negatives, seed)
+        return _InBatch(tokenizer, self, seed)
 
     def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         value, grad = ranking_loss(self.scale * scores[None])
@@ -333,10 +332,11 @@ class LambdaLoss(_Lists):
             is_pair[self.k :, self.k :] = False
         weights = is_pair * WEIGHTING_SCHEMES[self.weighting_scheme](gain, discount, self.mu) / self.base
         lead = self.sigma * (ranked[:, None] - ranked)
-        pull = self.sigma * weights * ACTIVATIONS["sigmoid"][0](-lead)
+        value, share = softplus(-lead)
+        pull = self.sigma * weights * share
         grad = xp.empty_like(scores)
         grad[order] = pull.sum(axis=0) - pull.sum(axis=1)
-        return (weights * xp.logaddexp(0, -lead)).sum(), grad, int(is_pair.sum())
+        return (weights * value).sum(), grad, int(is_pair.sum())
 
 
 class RankNetLoss(LambdaLoss):
@@ -370,7 +370,7 @@ class PairCollator(ColumnCollator):
 
     Args:
         tokenizer: joins and cuts the pairs, and pads them to the longest.
-        max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
+        max_length, encoder: as for `ColumnCollator`.
     """
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
@@ -403,9 +403,9 @@ class PairCollator(ColumnCollator):
 class _InBatch(PairCollator):
     """A `PairCollator` that adds documents of other examples after the right one of each."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int | None, num_negatives: int | None, seed: int):
-        super().__init__(tokenizer, max_length)
-        self._num_negatives, self.rng = num_negatives, np.random.default_rng(seed)
+    def __init__(self, tokenizer: Tokenizer, loss: MultipleNegativesRankingLoss, seed: int):
+        super().__init__(tokenizer, loss.max_length, loss.encoder)
+        self._num_negatives, self.rng = loss.num_negatives, np.random.default_rng(seed)
 
     def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
         for index, (right, *wrong) in enumerate(documents):

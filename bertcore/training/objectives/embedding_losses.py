@@ -208,7 +208,7 @@ class GISTEmbedLoss(EmbeddingObjective):
         self._among += [(1, 1)] * checks.boolean("contrast_positives", contrast_positives)
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
-        return _Guided(tokenizer, self.max_length, self.guide)
+        return _Guided(tokenizer, self)
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         xp, (count, columns, _) = kernels.array_module(embeddings), embeddings.shape
@@ -242,9 +242,9 @@ class CachedGISTEmbedLoss(GISTEmbedLoss):
 class _Guided(ColumnCollator):
     """A `ColumnCollator` whose labels are the embeddings of a guide."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int | None, guide: Any):
-        super().__init__(tokenizer, max_length)
-        self._guide = guide
+    def __init__(self, tokenizer: Tokenizer, loss: GISTEmbedLoss):
+        super().__init__(tokenizer, loss.max_length, loss.encoder)
+        self._guide = loss.guide
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         batch = super().__call__(examples)

@@ -138,8 +138,7 @@ class EncoderCollator(ColumnCollator):
     """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
 
     def __init__(self, encoder: Any):
-        super().__init__(encoder.tokenizer)
-        self.encoder = encoder
+        super().__init__(encoder.tokenizer, encoder=encoder)
 
     def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
         rows: list[Any] = [None] * len(texts)
@@ -205,7 +204,7 @@ class EmbeddingObjective(ChunkedObjective):
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> ColumnCollator:
-        return ColumnCollator(tokenizer, self.max_length)
+        return ColumnCollator(tokenizer, self.max_length, self.encoder)
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         texts, shape, labels = self.checked(batch)

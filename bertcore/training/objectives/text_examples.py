@@ -24,10 +24,11 @@ class ColumnCollator:
     Args:
         tokenizer: cuts the texts to `max_length` and pads them to the longest.
         max_length: in tokens, special ones included; by default the tokenizer's model_max_length, if it has one.
+        encoder: the encoder whose model reads the batches; texts are lower-cased if it asks for that.
     """
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None):
-        self.tokenizer, self.max_length = tokenizer, max_length
+    def __init__(self, tokenizer: Tokenizer, max_length: int | None = None, encoder: Any = None):
+        self.tokenizer, self.max_length, self.encoder = tokenizer, max_length, encoder
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Return the batch: input_ids and the model's other inputs, (examples, columns, length), and labels.
@@ -60,6 +61,8 @@ class ColumnCollator:
 
     def tokenized(self, *texts: list[str]) -> Mapping[str, np.ndarray]:
         """Return texts, or pairs of texts in two lists, cut and padded, (rows, length)."""
+        if self.encoder is not None:
+            texts = tuple([self.encoder.prepared(text, "") for text in column] for column in texts)
         cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
         return self.tokenizer(*texts, padding=True, return_tensors="np", **cuts)
 
