@@ -120,7 +120,8 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
         code = function.__code__
-        known = list(dict.fromkeys([*code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], *more]))
+        given_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        known = [name for name in dict.fromkeys([*given_names, *more]) if name != "self"]
 
         @functools.wraps(function)
         def call(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
@@ -129,7 +130,7 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
                     import difflib  # for an error alone
 
                     near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-                    hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(known[1:])}"
+                    hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(known)}"
                     raise TypeError(f"{function.__qualname__} has no argument {name}{hint}")
             return function(*args, **given)
 

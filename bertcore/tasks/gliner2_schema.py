@@ -101,7 +101,7 @@ def _fields(name: str, given: Any, **defaults: Any) -> dict[str, Field]:
     """Return the fields of names with a description or settings each."""
     found = {}
     for label, each in _names(name, given).items():
-        settings = {"description": each} if isinstance(each, str) else each or {}
+        settings = {"description": each} if isinstance(each, str) else {} if each is None else each
         if not isinstance(settings, Mapping):
             raise TypeError(f"{name}[{label!r}] is {each!r:.60}, expected a description or a mapping")
         for key in settings:
@@ -156,7 +156,9 @@ class Schema:
 
     def _add(self, kind: str, name: str, fields: dict[str, Field], **more: Any) -> Self:
         checked_text("the name of a part", name)
-        _check_marks(name, more.get("prompt") or "", *fields, *(each.description or "" for each in fields.values()))
+        examples = [text for pair in more.get("options", {}).get("examples", ()) for text in pair]
+        texts = [more.get("prompt") or "", *fields, *(each.description or "" for each in fields.values())]
+        _check_marks(name, *texts, *examples)
         taken = [part for part in self.parts if part.name == name]
         if taken and kind == taken[0].kind == "entities":
             taken[0].fields |= fields

@@ -23,7 +23,6 @@ from bertcore.training.arguments import TrainerControl, TrainerState, TrainingAr
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.data.batches import (
     DATASET,
-    LABELS,
     Batches,
     DistinctBatches,
     LabelledBatches,
@@ -32,6 +31,7 @@ from bertcore.training.data.batches import (
 )
 from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, sparse
 from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.text_examples import split_names
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
 from bertcore.training.trainer import Trainer
@@ -78,8 +78,8 @@ class SentenceTransformerTrainingArguments(TrainingArguments):
     warmup_ratio: float | None = None
 
     def __post_init__(self) -> None:
-        if self.warmup_ratio is not None and not self.warmup_steps:
-            self.warmup_steps = self.warmup_ratio
+        if self.warmup_ratio is not None:
+            self.warmup_steps = self.warmup_steps or check_share("warmup_ratio", self.warmup_ratio)
         super().__post_init__()
         checks.choice("batch_sampler", self.batch_sampler, SAMPLERS)
         checks.choice("multi_dataset_batch_sampler", self.multi_dataset_batch_sampler, ("proportional", "round_robin"))
@@ -166,14 +166,17 @@ class ColumnsCollator:
         if collate is None:
             raise ValueError(f"an example is of dataset {name!r}, expected {', '.join(map(str, self.collators))}")
         rows = [{key: value for key, value in example.items() if key != DATASET} for example in examples]
+        for row in rows:
+            if list(row) != list(rows[0]):
+                raise ValueError(f"an example has {', '.join(row)}, expected {', '.join(rows[0])}, as another has")
         prompts, routes = (of_dataset(each, getattr(self.args, each), name) for each in ("prompts", "router_mapping"))
-        for place, column in enumerate(key for key in rows[0] if key not in LABELS):
+        for place, column in enumerate(split_names(rows[0])[0]):
             wanted = "document" if place else "query"
             if (found := (routes or {}).get(column, wanted)) != wanted:
                 raise ValueError(f"router_mapping has {found!r} for {column!r}, expected {wanted!r}")
             prompt = prompts.get(column, "") if isinstance(prompts, Mapping) else prompts or ""
             for row in rows:
-                row[column] = with_prompt(row.get(column), prompt)
+                row[column] = with_prompt(row[column], prompt)
         if hasattr(collate, "rng"):
             collate.rng = self.rng
         return {**collate(rows), **({} if None in self.collators else {DATASET: np.array(name)})}
@@ -213,7 +216,7 @@ class SentenceTransformerTrainer(Trainer):
         eval_dataset: the same, for the loss of an evaluation.
         loss: a loss made for the encoder, or a function that makes it; or a mapping of the datasets' names to these.
             `CoSENTLoss(model)` by default.
-        evaluator: one of `bertcore.evaluation`, or a list of them, called at each evaluation.
+        evaluator: one of `bertcore.tasks.evaluation`, or a list of them, called at each evaluation.
         callbacks, optimizers: as for `Trainer`.
 
     Attributes:
@@ -250,6 +253,8 @@ class SentenceTransformerTrainer(Trainer):
             raise ValueError(f"prompts is {args.prompts!r:.60}, expected None: set the prompts of model")
         if args.router_mapping and getattr(model, "routes", None) is None:
             raise ValueError(f"router_mapping is {args.router_mapping!r:.60}, expected None: model has no Router")
+        if not (evaluator is None or isinstance(evaluator, list | tuple) or callable(evaluator)):
+            raise TypeError(f"evaluator is {type(evaluator).__name__}, expected an evaluator or a list of them")
         losses = self._losses(model, loss, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
         collators = {name: each.collator(model.tokenizer, seed=args.seed) for name, each in losses.items()}
         self.evaluator = SequentialEvaluator(evaluator) if isinstance(evaluator, list | tuple) else evaluator
@@ -257,8 +262,8 @@ class SentenceTransformerTrainer(Trainer):
             model.model,
             args,
             ColumnsCollator(collators, args),
-            named(train_dataset),
-            {} if eval_dataset is None and evaluator is not None else named(eval_dataset),
+            named("train_dataset", train_dataset),
+            {} if eval_dataset is None and evaluator is not None else named("eval_dataset", eval_dataset),
             model.tokenizer,
             callbacks=self._callbacks(callbacks or (), list(losses.values())),
             optimizers=optimizers,
@@ -283,7 +288,8 @@ class SentenceTransformerTrainer(Trainer):
             each = self.default_loss(model) if each is None else each
             made[name] = each = each if isinstance(each, Objective) or not callable(each) else each(model)
             if not isinstance(each, self.loss_class):
-                raise TypeError(f"loss is {type(each).__name__}, expected a loss of {self.encoder_class.__name__}")
+                expected = f"{self.encoder_class.__name__}, such as {type(self.default_loss(model)).__name__}"
+                raise TypeError(f"loss is {type(each).__name__}, expected a loss of {expected}")
             if each.encoder is not model:
                 raise ValueError(f"loss is a {type(each).__name__} of {each.encoder!r}, expected one of model")
         return made
@@ -298,7 +304,7 @@ class SentenceTransformerTrainer(Trainer):
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Log and return the loss on a dataset, as `Trainer.evaluate`, and the evaluator's metrics."""
-        return super().evaluate(named(eval_dataset), metric_key_prefix)
+        return super().evaluate(named("eval_dataset", eval_dataset), metric_key_prefix)
 
     def _batches(self, **options: Any) -> Batches:
         kind = SAMPLERS[self.args.batch_sampler]
@@ -325,10 +331,12 @@ class SentenceTransformerTrainer(Trainer):
         self.model.load_weights(folder)
 
 
-def named(datasets: Any) -> Any:
+def named(argument: str, datasets: Any) -> Any:
     """Return datasets in a mapping with their names in their examples; another dataset as it is."""
     if not isinstance(datasets, Mapping):
         return datasets
+    if not datasets:
+        raise ValueError(f"{argument} is an empty mapping, expected at least one dataset")
     return {name: part if isinstance(part, Named) else Named(name, part) for name, part in datasets.items()}
 
 

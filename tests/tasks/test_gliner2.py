@@ -227,6 +227,8 @@ def test_a_schema_of_a_mapping_is_gliner2s():
     ({"structures": {"a": {"fields": [{}]}}}, ValueError, "a field has no 'name', expected name"),
     ({"entities": ""}, ValueError, "entity_types has an empty name"),
     ({"relations": 0}, TypeError, "relation_types is 0, expected a list of strings"),
+    ({"entities": {"a": False}}, TypeError, "entity_types['a'] is False, expected a description"),
+    ({"classifications": [{"task": "a", "labels": ["b"], "examples": [["[L]", "b"]]}]}, ValueError, "'[L]' has [L]"),
     ({"classifications": {"a": 1}}, TypeError, "classifications is {'a': 1}, expected a list"),
     ({"classifications": [{"task": "a"}]}, ValueError, "a classification has no 'labels'"),
     ({"classifications": [{"task": "a", "labels": ["b"], "prompt": 3}]}, TypeError, "prompt is int"),

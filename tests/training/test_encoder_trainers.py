@@ -351,6 +351,19 @@ def test_refusals(tmp_path, on_numpy):
     refuses(TypeError, "model and max_length are both given", losses.CoSENTLoss, encoder, max_length=5)
     refuses(TypeError, "has no argument gather_across_devices", losses.CoSENTLoss, encoder, gather_across_devices=True)
     refuses(ValueError, "expected the model of loss", losses.MatryoshkaLoss, other, loss, [8])
+    refuses(TypeError, "has no argument scal, it takes model", losses.CoSENTLoss, encoder, scal=2)
+    refuses(TypeError, "evaluator is str, expected an evaluator", make, encoder, args, evaluator="dev")
+    refuses(ValueError, "train_dataset is an empty mapping", make, encoder, args, {})
+    refuses(TypeError, "a dataset is called 1, expected", make, encoder, args, {1: PAIRS})
+    refuses(ValueError, "warmup_ratio is 2, expected", arguments, tmp_path, warmup_ratio=2)
+    for rows, message in (
+        ([{"label": 1}], "an example has label, expected texts"),
+        ([SCORED[0] | {"labels": 1}], "score, labels, expected texts and at most one"),
+        ([*PAIRS[:2], {"anchor": "a"}], "an example has .*, as another has"),
+        ([{"a": "b", "c": "d", "label": [1, 2]}], r"labels has shape \(1, 2\), expected \(1,\): one"),
+        ([{"a": "b", "c": "d", "label": some} for some in ([1], [1, 2])], "labels has rows of different lengths"),
+    ):
+        refuses(ValueError, message, make(encoder, arguments(tmp_path / "t"), rows, loss=loss).train)
     refuses(AttributeError, "has no MegaBatchMarginLoss: use Cached", getattr, losses, "MegaBatchMarginLoss")
     two = {"a": losses.SoftmaxLoss(encoder, num_labels=2), "b": losses.SoftmaxLoss(encoder, num_labels=3)}
     trainer = make(encoder, args, {"a": SCORED, "b": SCORED}, loss=two)

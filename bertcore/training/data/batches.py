@@ -240,6 +240,8 @@ class Named(Sequence[Example]):
     """A dataset whose examples have its name, as "dataset_name"."""
 
     def __init__(self, name: str, dataset: Any):
+        if not isinstance(name, str):
+            raise TypeError(f"a dataset is called {name!r}, expected a text")
         if not _is_sized(dataset) or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset {name!r} is {type(dataset).__name__}, expected a sequence of examples")
         if len(dataset) and not isinstance(dataset[0], Mapping):

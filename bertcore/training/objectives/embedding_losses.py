@@ -148,6 +148,7 @@ class DistillKLDivLoss(EmbeddingObjective):
 
     columns = (3, None)
     has_labels = True
+    label_axes = 2
 
     def __init__(
         self,

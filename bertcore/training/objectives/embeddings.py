@@ -172,7 +172,7 @@ class EmbeddingObjective(ChunkedObjective):
 
     model_class = "AutoModel"
     field = "last_hidden_state"
-    label_axes = 2  # the most axes of labels
+    label_axes = 1  # the most axes of labels
 
     @naming_nearest()
     def __init__(
@@ -378,6 +378,7 @@ class MarginMSELoss(EmbeddingObjective):
 
     columns = (3, None)
     has_labels = True
+    label_axes = 2
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         scores, pullback = similarity.first_with_others(embeddings)
@@ -466,16 +467,17 @@ def _flat(name: str, array: Array, shape: tuple[int, int]) -> Array:
 
 
 def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Array:
-    """Return labels of `count` examples in float64; a last axis of length 1 is dropped."""
+    """Return labels of `count` examples in float64; a second axis of length 1 is dropped."""
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
     if array.dtype.kind not in "iuf":
         raise TypeError(f"labels holds {array.dtype}, expected numbers")
+    array = array[:, 0] if array.shape[1:2] == (1,) else array
     if array.shape[:1] != (count,) or array.ndim > most_axes:
         raise ValueError(f"labels has shape {array.shape}, expected ({count},): one for each example")
     array = array.astype("float64")
     if not np.isfinite(array).all():
         raise ValueError("labels holds inf or NaN, expected finite numbers")
-    return array if array.ndim == 1 or array.shape[1] > 1 else array[:, 0]
+    return array
 
 
 POOLING = ("mean", "cls")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from bertcore.arguments import check_numbers
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import is_cut
 from bertcore.training.data.batches import LABELS
@@ -34,13 +35,14 @@ class ColumnCollator:
         """Return the batch: input_ids and the model's other inputs, (examples, columns, length), and labels.
 
         Raises:
-            ValueError: without examples, or for one whose names differ from the first's.
+            ValueError: without examples, texts, or one column of labels; for an example whose names differ from the
+                first's.
             TypeError: for a column that is not a text.
         """
         if not examples:
             raise ValueError("examples is empty, expected at least one")
         names = list(examples[0])
-        columns = [name for name in names if name not in LABELS]
+        columns, labels = split_names(names)
         for index, example in enumerate(examples):
             if list(example) != names:
                 raise ValueError(f"examples[{index}] has {', '.join(example)}, expected {', '.join(names)}")
@@ -51,8 +53,8 @@ class ColumnCollator:
         texts = [example[name] for example in examples for name in columns]
         rows = self.rows(texts, len(columns))
         batch = {name: array.reshape(len(examples), len(columns), -1) for name, array in rows.items()}
-        for name in set(names) - set(columns):
-            batch["labels"] = np.array([example[name] for example in examples])
+        for name in labels:
+            batch["labels"] = check_numbers("labels", [example[name] for example in examples])
         return batch
 
     def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
@@ -65,6 +67,15 @@ class ColumnCollator:
             texts = tuple([self.encoder.prepared(text, "") for text in column] for column in texts)
         cuts = {"truncation": is_cut(self.tokenizer, self.max_length), "max_length": self.max_length}
         return self.tokenizer(*texts, padding=True, return_tensors="np", **cuts)
+
+
+def split_names(names: Iterable[str]) -> tuple[list[str], list[str]]:
+    """Return the columns of texts and the one of labels, if any. Raises ValueError for other numbers of columns."""
+    columns, labels = ([name for name in names if (name in LABELS) == is_label] for is_label in (False, True))
+    if not columns or len(labels) > 1:
+        expected = f"texts and at most one of {', '.join(LABELS)}"
+        raise ValueError(f"an example has {', '.join(map(str, names)) or 'no column'}, expected {expected}")
+    return columns, labels
 
 
 AT_ONCE = 256  # texts that are tokenized together: faster than short documents one by one
