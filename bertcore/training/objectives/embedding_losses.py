@@ -26,7 +26,7 @@ from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.embeddings import CoSENTLoss, EmbeddingObjective, WrappingObjective
 from bertcore.training.objectives.objective import Batch
-from bertcore.training.objectives.similarity import checked_temperatures, divergence_of_scores, score_divergence
+from bertcore.training.objectives.similarity import WithTemperatures, divergence_of_scores
 from bertcore.training.objectives.text_examples import ColumnCollator
 
 
@@ -134,7 +134,7 @@ class MSELoss(EmbeddingObjective):
         return similarity.squared_error(embeddings, labels.reshape(count, -1, dim))
 
 
-class DistillKLDivLoss(EmbeddingObjective):
+class DistillKLDivLoss(WithTemperatures, EmbeddingObjective):
     """The softmax of a first text's dot products with the others approaches a teacher's (Lin et al. 2020).
 
     The loss is student_temperature^2 times the mean over examples of KL(softmax(labels / teacher_temperature) ||
@@ -150,20 +150,9 @@ class DistillKLDivLoss(EmbeddingObjective):
     has_labels = True
     label_axes = 2
 
-    def __init__(
-        self,
-        model: Any = None,
-        temperature: float = 1.0,
-        student_temperature: float | None = None,
-        teacher_temperature: float | None = None,
-        **more: Any,
-    ):
-        super().__init__(model, **more)
-        self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
-
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         scores, pullback = similarity.first_with_others(embeddings)
-        value, grad = score_divergence(scores, labels, self.temperatures)
+        value, grad = self.of_scores(scores, labels)
         return value, pullback(grad)
 
 
@@ -380,9 +369,8 @@ class AdaptiveLayerLoss(WrappingObjective):
         kl_temperature: float = 0.3,
     ):
         super().__init__(model, loss)
-        if self.mini_batch_size is not None or isinstance(loss, SoftmaxLoss):
-            found = f"loss is {type(loss).__name__} with mini_batch_size {self.mini_batch_size}"
-            raise ValueError(f"{found}, expected no SoftmaxLoss, no mini_batch_size")
+        if self.mini_batch_size is not None:
+            raise ValueError(f"loss has mini_batch_size {self.mini_batch_size}, expected None")
         self.n_layers_per_step = check_count("n_layers_per_step", n_layers_per_step, -1)
         factors = {"last_layer_weight": last_layer_weight, "prior_layers_weight": prior_layers_weight}
         factors["kl_div_weight"] = kl_div_weight

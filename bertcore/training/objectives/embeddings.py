@@ -390,9 +390,7 @@ class WrappingObjective(EmbeddingObjective):
     """Base of objectives that compute another one, `inner`, over parts of vectors; its options apply."""
 
     def __init__(self, model: Any, loss: EmbeddingObjective):
-        checked_inner(loss)
-        if model is not loss.encoder:
-            raise ValueError(f"model is {model!r}, expected the model of loss, {loss.encoder!r}")
+        check_inner(loss, model)
         self.inner, self.encoder = loss, model
         self.pooling, self.normalize, self.columns = loss.pooling, loss.normalize, loss.columns
         self.mini_batch_size = loss.mini_batch_size
@@ -446,10 +444,12 @@ class MatryoshkaLoss(WrappingObjective):
         return total, grads
 
 
-def checked_inner(loss: Any) -> None:
-    """Raise TypeError unless `loss` is an EmbeddingObjective."""
-    if not isinstance(loss, EmbeddingObjective):
-        raise TypeError(f"loss is {loss!r:.60}, expected an EmbeddingObjective such as CoSENTLoss(model)")
+def check_inner(loss: Any, model: Any, *others: Any) -> None:
+    """Raise TypeError unless `loss` is a function of embeddings, ValueError unless it is of `model` or of `others`."""
+    if not isinstance(loss, EmbeddingObjective) or type(loss).of_embeddings is EmbeddingObjective.of_embeddings:
+        raise TypeError(f"loss is {loss!r:.60}, expected a loss of embeddings alone, such as CoSENTLoss(model)")
+    if not any(loss.encoder is each for each in (model, *others)):
+        raise ValueError(f"model is {model!r}, expected the model of loss, {loss.encoder!r}")
 
 
 def _listed(name: str, values: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from bertcore.passes import Pass
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, EncoderCollator, WithParts, checked_labels
 from bertcore.training.objectives.objective import Batch
-from bertcore.training.objectives.similarity import checked_temperatures, margin_error, ranking_loss, score_divergence
+from bertcore.training.objectives.similarity import WithTemperatures, margin_error, ranking_loss
 
 MASKS = ("attention_mask", "scoring_mask")
 EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers
@@ -180,7 +180,7 @@ class MultiVectorMarginMSELoss(MultiVectorObjective):
         return margin_error(scores, labels)
 
 
-class MultiVectorDistillKLDivLoss(MultiVectorObjective):
+class MultiVectorDistillKLDivLoss(WithTemperatures, MultiVectorObjective):
     """The distribution of a query's scores approaches a teacher's: the Kullback-Leibler divergence (ColBERTv2).
 
     The loss is student_temperature^2 times the mean over queries of KL(softmax(labels / teacher_temperature) ||
@@ -193,17 +193,3 @@ class MultiVectorDistillKLDivLoss(MultiVectorObjective):
     """
 
     columns = (3, None)
-
-    def __init__(
-        self,
-        model: Any,
-        temperature: float = 1.0,
-        student_temperature: float | None = None,
-        teacher_temperature: float | None = None,
-        **more: Any,
-    ):
-        super().__init__(model, **more)
-        self.temperatures = checked_temperatures(temperature, student_temperature, teacher_temperature)
-
-    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
-        return score_divergence(scores, labels, self.temperatures)

@@ -36,7 +36,7 @@ from bertcore.training.objectives.embeddings import (
     MultipleNegativesRankingLoss,
     TripletLoss,
     WithParts,
-    checked_inner,
+    check_inner,
 )
 from bertcore.training.objectives.similarity import squared_error
 
@@ -230,7 +230,7 @@ class SparseObjective(EmbeddingObjective):
     Args:
         model: a `SparseEncoder`.
         loss: an objective of embeddings; this one adds to its loss.
-        mini_batch_size: the number of texts that pass through the model at once in training; all by default.
+        mini_batch_size: the number of texts that pass through the model at once in training; by default that of `loss`.
     """
 
     field = "sentence_embedding"
@@ -239,8 +239,8 @@ class SparseObjective(EmbeddingObjective):
     def __init__(self, model: Any, loss: EmbeddingObjective, *, mini_batch_size: int | None = None):
         if not hasattr(model, "head") or not hasattr(model, "routes"):
             raise TypeError(f"model is {type(model).__name__}, expected a SparseEncoder")
-        checked_inner(loss)
-        super().__init__(mini_batch_size=mini_batch_size)
+        check_inner(loss, model, None)
+        super().__init__(mini_batch_size=loss.mini_batch_size if mini_batch_size is None else mini_batch_size)
         self.encoder, self.inner = model, loss
         self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes
         for dense in filter(None, (reader.settings.dense for reader in self._readers())):

@@ -324,7 +324,7 @@ def test_a_guide_reads_the_texts(tokenizer):
         (lambda: GISTEmbedLoss(None, Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim.,"),
         (lambda: SoftmaxLoss(num_labels=2, mini_batch_size=4), "mini_batch_size is 4, expected None"),
         (lambda: SoftmaxLoss(num_labels=2, concatenation_sent_rep=False, concatenation_sent_difference=False), "one"),
-        (lambda: AdaptiveLayerLoss(None, CoSENTLoss(mini_batch_size=2)), "loss is CoSENTLoss with mini_batch_size 2"),
+        (lambda: AdaptiveLayerLoss(None, CoSENTLoss(mini_batch_size=2)), "loss has mini_batch_size 2, expected None"),
         (
             lambda: SoftmaxLoss(num_labels=3).loss(AutoModel.from_config(CONFIG), batch_of(2, SCORES)),
             "labels holds fractions, expected classes",

@@ -17,6 +17,7 @@ from bertcore.training.objectives import (
     MarginMSELoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
+    SoftmaxLoss,
     TripletLoss,
 )
 from bertcore.training.objectives.embeddings import pooled
@@ -181,11 +182,12 @@ def test_wrong_arguments(make, message):
 
 
 @pytest.mark.parametrize("make, message", [
-    (lambda: MatryoshkaLoss(None, 5, [8]), "loss is 5, expected an EmbeddingObjective"),
+    (lambda: MatryoshkaLoss(None, 5, [8]), "loss is 5, expected a loss of embeddings"),
+    (lambda: MatryoshkaLoss(None, SoftmaxLoss(num_labels=2), [8]), "loss is <SoftmaxLoss.*, expected a loss of embed"),
     (lambda: MatryoshkaLoss(None, CoSENTLoss(), 8), "matryoshka_dims is 8, expected a sequence"),
     (lambda: MatryoshkaLoss(None, CoSENTLoss(), ["8"]), r"matryoshka_dims\[0\] is '8', expected a positive integer"),
     (lambda: MatryoshkaLoss(None, CoSENTLoss(), [8], "1"), "matryoshka_weights is '1', expected a sequence"),
-    (lambda: AdaptiveLayerLoss(None, None), "loss is None, expected an EmbeddingObjective"),
+    (lambda: AdaptiveLayerLoss(None, None), "loss is None, expected a loss of embeddings"),
     (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), 1.5), "n_layers_per_step is 1.5"),
     (lambda: AdaptiveLayerLoss(None, CoSENTLoss(), 1, "1"), "last_layer_weight is '1', expected a number"),
 ])  # fmt: skip

@@ -127,7 +127,8 @@ def test_chunks_change_no_gradient(tmp_path, on_numpy):
     encoder = SparseEncoder(trained_router(tmp_path), dtype="float64")
     found = []
     for chunk in (None, 2):
-        objective = SpladeLoss(encoder, MultipleNegativesRanking(), 0.1, 0.2, mini_batch_size=chunk)
+        objective = SpladeLoss(encoder, MultipleNegativesRanking(mini_batch_size=chunk), 0.1, 0.2)
+        assert objective.mini_batch_size == chunk
         found.append(objective.value_and_grad(encoder.model, batch_of(objective)))
     assert float(found[0][0].loss) == pytest.approx(float(found[1][0].loss))
     for name, grad in found[0][1].items():
@@ -168,8 +169,10 @@ def test_runs_lower_the_loss_and_save_the_heads(tmp_path, on_numpy):
 def test_refusals(tmp_path):
     encoder = SparseEncoder(save_tiny_splade(tmp_path))
     refuses(TypeError, "model is str, expected a SparseEncoder", SpladeLoss, "x", MultipleNegativesRanking(), 1)
-    refuses(TypeError, "expected an EmbeddingObjective", SpladeLoss, encoder, "loss", 1)
+    refuses(TypeError, "expected a loss of embeddings", SpladeLoss, encoder, "loss", 1)
     refuses(ValueError, "expected one with an autoencoder", CSRLoss, encoder)
+    other = Cosines(SparseEncoder(tmp_path))
+    refuses(ValueError, "expected the model of loss, <SparseEncoder", SpladeLoss, encoder, other, 1)
     largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
     refuses(ValueError, "model has the pooling max and 0 modules after it, expected mean or cls", CSRLoss, largest)
     refuses(ValueError, "threshold is -1", FlopsLoss, None, -1)
