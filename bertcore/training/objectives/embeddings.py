@@ -119,6 +119,29 @@ class ChunkedObjective(Objective):
         return shape[:2], labels
 
 
+class WithTemperatures(ChunkedObjective):
+    """Base of objectives that compare the distribution of scores with a teacher's, each with a temperature."""
+
+    def __init__(
+        self,
+        model: Any = None,
+        temperature: float = 1.0,
+        student_temperature: float | None = None,
+        teacher_temperature: float | None = None,
+        **more: Any,
+    ):
+        super().__init__(model, **more)
+        own = check_number("temperature", temperature, above_zero=True)
+        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
+        self.temperatures = tuple(
+            own if each is None else check_number(name, each, above_zero=True) for name, each in given.items()
+        )
+
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
+        """Return the loss and the gradient of the scores, (examples, documents); labels are the teacher's scores."""
+        return similarity.score_divergence(scores, labels, self.temperatures)
+
+
 class WithParts(Block):
     """An encoder with the blocks beside it, as one model."""
 

@@ -6,12 +6,10 @@ Those of a student and a teacher are means as 0-d arrays; the teacher's arrays a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
@@ -277,33 +275,15 @@ def divergence_of_scores(scores: Array, targets: Array, out: Array | None = None
     return losses.sum(dtype="float64"), xp.subtract(own, wanted, out=own if out is None else out)
 
 
-class WithTemperatures:
-    """Base of objectives that compare the distribution of scores with a teacher's, each with a temperature."""
+def score_divergence(scores: Array, labels: Array, temperatures: tuple[float, float]) -> tuple[Array, Array]:
+    """Return student^2 times the mean of KL(softmax(labels / teacher) || softmax(scores / student)), and its gradient.
 
-    def __init__(
-        self,
-        model: Any = None,
-        temperature: float = 1.0,
-        student_temperature: float | None = None,
-        teacher_temperature: float | None = None,
-        **more: Any,
-    ):
-        super().__init__(model, **more)
-        own = check_number("temperature", temperature, above_zero=True)
-        given = {"student_temperature": student_temperature, "teacher_temperature": teacher_temperature}
-        self.temperatures = tuple(
-            own if each is None else check_number(name, each, above_zero=True) for name, each in given.items()
-        )
-
-    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
-        """Return student^2 times the mean of KL(softmax(labels / teacher) || softmax(scores / student)), its gradient.
-
-        Both are (examples, documents).
-        """
-        checks.shape(scores.shape, labels=labels)
-        student, teacher = self.temperatures
-        value, grad = divergence_of_scores(scores / student, labels / teacher)
-        return value * student**2 / len(scores), grad * student / len(scores)
+    Both are (examples, documents); `temperatures` are the student's and the teacher's.
+    """
+    checks.shape(scores.shape, labels=labels)
+    student, teacher = temperatures
+    value, grad = divergence_of_scores(scores / student, labels / teacher)
+    return value * student**2 / len(scores), grad * student / len(scores)
 
 
 def _exact_log_sums(scores, probabilities):
