@@ -119,24 +119,36 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
     """
 
     def decorate(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-        code = function.__code__
-        given_names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        known = [name for name in dict.fromkeys([*given_names, *more]) if name != "self"]
+        own = [*_parameters(function), *more]
 
         @functools.wraps(function)
         def call(*args: Arguments.args, **given: Arguments.kwargs) -> Result:
             for name in given:
-                if name not in known:
+                if name not in own:
                     import difflib  # for an error alone
 
+                    where, known = function.__qualname__, own
+                    if function.__name__ == "__init__" and args:  # perhaps of a subclass, which passes others on
+                        kinds = [
+                            kind for kind in type(args[0]).__mro__ if hasattr(vars(kind).get("__init__"), "__code__")
+                        ]
+                        where = type(args[0]).__name__
+                        known = [*(each for kind in kinds for each in _parameters(vars(kind)["__init__"])), *more]
                     near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-                    hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(known)}"
-                    raise TypeError(f"{function.__qualname__} has no argument {name}{hint}")
+                    hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(dict.fromkeys(known))}"
+                    raise TypeError(f"{where} has no argument {name}{hint}")
             return function(*args, **given)
 
         return call
 
     return decorate
+
+
+def _parameters(function: Any) -> list[str]:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = function.__code__
+    return [name for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount] if name != "self"]
 
 
 def older_names(**names: str) -> Callable[[Callable[..., Result]], Callable[..., Result]]:

@@ -273,6 +273,8 @@ def test_batches_without_duplicates_and_of_labels():
         counts = Counter(row["label"] for row in batch)
         assert len(counts) > 1 and min(counts.values()) > 1 and "d" not in counts
     refuses(ValueError, "batch_size is 5, expected an even", lambda: list(LabelledBatches(rows, batch_size=5).epoch(0)))
+    listed = LabelledBatches([{"label": [1]}], batch_size=4)
+    refuses(TypeError, r"a label is \[1\], expected a number", lambda: list(listed.epoch(0)))
     refuses(ValueError, "the data has 1 labels", lambda: list(LabelledBatches(rows[:9], batch_size=4).epoch(0)))
 
 
@@ -351,7 +353,9 @@ def test_refusals(tmp_path, on_numpy):
     refuses(TypeError, "model and max_length are both given", losses.CoSENTLoss, encoder, max_length=5)
     refuses(TypeError, "has no argument gather_across_devices", losses.CoSENTLoss, encoder, gather_across_devices=True)
     refuses(ValueError, "expected the model of loss", losses.MatryoshkaLoss, other, loss, [8])
-    refuses(TypeError, "has no argument scal, it takes model", losses.CoSENTLoss, encoder, scal=2)
+    refuses(TypeError, r"^CoSENTLoss has no argument scal; did you mean scale\?", losses.CoSENTLoss, encoder, scal=2)
+    refuses(TypeError, "model is str, expected a SentenceEncoder", losses.CoSENTLoss, "folder")
+    refuses(TypeError, "guide is str, expected a SentenceEncoder", losses.GISTEmbedLoss, encoder, "folder")
     refuses(TypeError, "evaluator is str, expected an evaluator", make, encoder, args, evaluator="dev")
     refuses(ValueError, "train_dataset is an empty mapping", make, encoder, args, {})
     refuses(TypeError, "a dataset is called 1, expected", make, encoder, args, {1: PAIRS})

@@ -188,6 +188,9 @@ class LabelledBatches(Batches):
         groups: dict[Any, list[_Lazy]] = {}
         for example in examples:
             label = next((example()[name] for name in LABELS if name in example()), None)
+            label = label.tolist() if hasattr(label, "tolist") else label
+            if not isinstance(label, int | float | str | None):
+                raise TypeError(f"a label is {label!r:.60}, expected a number or a text to group by")
             groups.setdefault(label, []).append(example)
         groups = {label: some for label, some in groups.items() if len(some) > 1}
         if len(groups) < 2:

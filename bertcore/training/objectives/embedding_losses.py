@@ -189,7 +189,7 @@ class GISTEmbedLoss(EmbeddingObjective):
         **more: Any,
     ):
         super().__init__(model, **more)
-        if not hasattr(guide, "encode"):
+        if not hasattr(guide, "encode") or isinstance(guide, str):
             raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
         checks.choice("margin_strategy", margin_strategy, ("absolute", "relative"))
         self.guide, self.margin_strategy, self.margin = guide, margin_strategy, check_number("margin", margin)

@@ -209,7 +209,7 @@ class EmbeddingObjective(ChunkedObjective):
         if model is not None and pooling is not None:
             raise TypeError("model and pooling are both given, expected model alone, whose pooling applies")
         settings = getattr(model, "settings", None)
-        if model is not None and not hasattr(model, "encode"):
+        if model is not None and (not hasattr(model, "encode") or isinstance(model, str)):
             raise TypeError(f"model is {type(model).__name__}, expected a SentenceEncoder")
         super().__init__(model, mini_batch_size=mini_batch_size, max_length=max_length)
         self.normalize = getattr(settings, "normalize", False)
