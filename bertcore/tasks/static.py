@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_numbers, check_share
+from bertcore.arguments import Described, check_count, check_numbers, check_share
 from bertcore.checkpoint import CheckpointError, open_checkpoint, resolve
 from bertcore.checkpoint.files import (
     CONFIG_NAME,
@@ -110,7 +110,7 @@ def distill_static(
     return SentenceEncoder(folder)
 
 
-class StaticModelPipeline:
+class StaticModelPipeline(Described):
     """A classifier or a regression of static embeddings: linear maps with ReLU between, as Model2Vec's class has.
 
     Args:

@@ -228,7 +228,9 @@ def test_heads_of_scikit_learn(table, tmp_path, kind, classes):
     estimator = getattr(module, name)(**options)
     with pytest.warns() if options else contextlib.nullcontext():
         estimator.fit(rows, labels)
-    StaticModelPipeline.from_estimator(table, estimator).save_pretrained(tmp_path)
+    made = StaticModelPipeline.from_estimator(table, estimator)
+    assert repr(made).startswith(f"<StaticModelPipeline, activation {made.activation}, layers of ")
+    made.save_pretrained(tmp_path)
     found = StaticModelPipeline.from_pretrained(tmp_path)
     if kind == "MLPRegressor":
         np.testing.assert_allclose(found.predict(texts), estimator.predict(rows), atol=1e-5)
