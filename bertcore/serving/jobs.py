@@ -65,7 +65,8 @@ def read_jobs(
             ids = model.tokenizer(text, truncation=truncate, max_length=most if truncate else None)["input_ids"]
             size, is_long = len(ids), len(ids) > most
         if is_long and not truncate:
-            words = f"{model.engine.gliner.max_words} words, or {most} tokens with the labels" if labels else ""
+            read = "schema" if "schemas" in options else "labels"
+            words = f"{model.engine.gliner.max_words} words, or {most} tokens with the {read}" if labels else ""
             raise too_long(f"{names(index)} has more than {words or f'{most} tokens'}, the limit")
         top = min(options.get("top_k", 0), len(model.tokenizer))
         masks = ids.count(model.tokenizer.mask_token_id) if top else 0
