@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.tasks.pipelines import pipeline as pipeline
     from bertcore.tasks.quantization import quantize_embeddings as quantize_embeddings
     from bertcore.tasks.sentence_encoder import SentenceEncoder as SentenceEncoder
+    from bertcore.tasks.similarity import SimilarityFunction as SimilarityFunction
     from bertcore.tasks.sparse_encoder import SparseEncoder as SparseEncoder
     from bertcore.tokenization import AutoTokenizer as AutoTokenizer
     from bertcore.training.arguments import TrainerControl as TrainerControl
@@ -110,6 +111,7 @@ _LAZY = {
         "tasks.pipelines": "pipeline",
         "tasks.quantization": "quantize_embeddings",
         "tasks.sentence_encoder": "SentenceEncoder",
+        "tasks.similarity": "SimilarityFunction",
         "tasks.sparse_encoder": "SparseEncoder",
         "tokenization": "AutoTokenizer",
         "training.arguments": "TrainerControl TrainerState TrainingArguments",

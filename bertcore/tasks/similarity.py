@@ -4,6 +4,7 @@ import functools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,18 @@ SIMILARITIES = {
     "euclidean": Similarity(euclidean_sim, pairwise_euclidean_sim),
     "manhattan": Similarity(manhattan_sim, pairwise_manhattan_sim),
 }
+
+
+class SimilarityFunction(StrEnum):
+    """The names of similarities, for `similarity_fn_name`, `main_similarity` and the like; each is a string."""
+
+    COSINE = "cosine"
+    DOT_PRODUCT = "dot"
+    DOT = "dot"
+    EUCLIDEAN = "euclidean"
+    MANHATTAN = "manhattan"
+    MAXSIM = "maxsim"
+    MEAN_MAXSIM = "meanmaxsim"
 
 
 def _pairs(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder
+from bertcore import CrossEncoder, SentenceEncoder, SimilarityFunction, SparseEncoder
 from bertcore.tasks import evaluation
 from bertcore.tasks.evaluation import (
     BinaryClassificationEvaluator,
@@ -64,7 +64,11 @@ DATA = {
     "triplets-all": (
         "TripletEvaluator",
         (MANY[:13], MANY[13:26], MANY[26:]),
-        {"similarity_fn_names": ALL, "main_similarity_function": "dot", "margin": {"dot": 0.1}},
+        {
+            "similarity_fn_names": ALL,
+            "main_similarity_function": SimilarityFunction.DOT_PRODUCT,
+            "margin": {"dot": 0.1},
+        },
     ),
     "binary": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {}),
     "binary-all": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {"similarity_fn_names": ALL}),
@@ -99,6 +103,40 @@ def test_metrics_and_tables_equal_sentence_transformers(encoder, case, tmp_path)
         rounded = any(part in metric for part in ("threshold", "pearson", "_accuracy", "mse"))  # in float32
         assert found[metric] == pytest.approx(value, abs=1e-6 if rounded else 1e-9)
     assert set(found) == set(expected) and ours.primary_metric == peer.primary_metric
+
+
+PAIRS = list(zip(MANY[:19], MANY[19:38], strict=True))
+RANKED = [
+    {"query": MANY[k], "positive": MANY[k + 5 : k + 7], "documents": [*MANY[k + 3 : k + 6 + k % 3], "a fox"]}
+    for k in range(20)
+]
+RANKED[3] |= {"positive": []}
+OF_CROSS_ENCODERS = {
+    "one label": (1, "Classification", (PAIRS, LABELS), {"name": "some"}),
+    "three labels": (3, "Classification", (PAIRS, [place % 4 for place in range(19)]), {}),
+    "scores": (1, "Correlation", (PAIRS, SCORES, "some"), {}),
+    "negatives": (1, "Reranking", ([SAMPLES[k] for k in range(20)],), {"at_k": 2, "name": "some"}),
+    "documents": (1, "Reranking", (RANKED,), {}),
+    "found documents": (1, "Reranking", (dict(enumerate(RANKED)), 3, False), {"batch_size": 5}),
+}
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("case", OF_CROSS_ENCODERS)
+def test_metrics_of_cross_encoders_equal_sentence_transformers(case, tmp_path):
+    peers = importlib.import_module("sentence_transformers.cross_encoder.evaluation")
+    labels, kind, data, options = OF_CROSS_ENCODERS[case]
+    (tmp_path / "model").mkdir()
+    encoder = CrossEncoder(save_tiny_classifier(tmp_path / "model", labels=labels))
+    name = f"CrossEncoder{kind}Evaluator"
+    peer, ours = getattr(peers, name)(*data, **options), getattr(evaluation, name)(*data, **options)
+    folders = [tmp_path / kind for kind in ("theirs", "ours")]
+    expected, found = encoder.evaluate(peer, str(folders[0])), encoder.evaluate(ours, str(folders[1]))
+    theirs, tables = ([(file.name, file.read_text().split()[0]) for file in folder.iterdir()] for folder in folders)
+    assert tables == theirs and set(found) == set(expected)
+    for metric, value in expected.items():
+        assert found[metric] == pytest.approx(value, abs=1e-6)
+    assert ours.primary_metric.endswith(peer.primary_metric)
 
 
 @pytest.mark.parity
@@ -292,6 +330,11 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, r"samples\[0\] is .*expected query, positive and negative", "Reranking", ([{"query": "a"}],), {}),
     (ValueError, "samples has no entry", "Reranking", ([],), {}),
     (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
+    (ValueError, r"sentence_pairs\[1\] is 'ab', expected two", "CrossEncoderCorrelation", ([TWO, "ab"], [1, 2]), {}),
+    (ValueError, "sentence_pairs is empty", "CrossEncoderClassification", ([], []), {}),
+    (ValueError, "labels has negative numbers", "CrossEncoderClassification", ([TWO], [-1]), {}),
+    (ValueError, r"samples\[0\] is .*and negative or documents", "CrossEncoderReranking",
+     ([SAMPLES[0] | {"documents": TWO}],), {}),
     (TypeError, "sentences_map is list", "ParaphraseMining", (TWO,), {}),
     (ValueError, "batch_size is 0", "Triplet", (TWO, TWO, TWO), {"batch_size": 0}),
 ])  # fmt: skip

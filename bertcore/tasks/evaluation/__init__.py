@@ -4,6 +4,11 @@ Construct an evaluator with its data and call it with encoders: `evaluator(encod
 It uses only an encoder's `encode_query`, `encode_document`, `encode`, `similarity` and `similarity_pairwise`.
 """
 
+from bertcore.tasks.evaluation.cross_encoder import (
+    CrossEncoderClassificationEvaluator,
+    CrossEncoderCorrelationEvaluator,
+    CrossEncoderRerankingEvaluator,
+)
 from bertcore.tasks.evaluation.evaluator import Evaluator, SequentialEvaluator
 from bertcore.tasks.evaluation.pairs import (
     BinaryClassificationEvaluator,
@@ -21,7 +26,8 @@ from bertcore.tasks.evaluation.retrieval import (
 )
 
 __all__ = [
-    "BinaryClassificationEvaluator", "EmbeddingSimilarityEvaluator", "Evaluator", "InformationRetrievalEvaluator",
+    "BinaryClassificationEvaluator", "CrossEncoderClassificationEvaluator", "CrossEncoderCorrelationEvaluator",
+    "CrossEncoderRerankingEvaluator", "EmbeddingSimilarityEvaluator", "Evaluator", "InformationRetrievalEvaluator",
     "LabelAccuracyEvaluator", "MSEEvaluator", "MSEEvaluatorFromDataFrame", "ParaphraseMiningEvaluator",
     "RerankingEvaluator", "SequentialEvaluator", "TranslationEvaluator", "TripletEvaluator",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import Described, check_count
+from bertcore.arguments import Described, check_count, required
 
 Metrics = dict[str, float]
 Score = Callable[[Any, Any], np.ndarray]
@@ -162,6 +162,39 @@ def ndcg(is_right: np.ndarray, scores: np.ndarray, k: int) -> float:
     counts = np.diff(np.append(starts, len(scores)))
     gains = np.add.reduceat(is_right[order].astype(np.float64), starts) / counts * np.add.reduceat(discounts, starts)
     return float(gains.sum() / discounts[: is_right.sum()].sum())
+
+
+def of_ranking(is_right: np.ndarray, scores: np.ndarray, k: int) -> tuple[float, float, float]:
+    """Return the average precision, and of the first k the reciprocal rank and the normalised gain; 0 without answers.
+
+    Equal scores count in their order in the reciprocal rank.
+    """
+    if not is_right.any():
+        return 0.0, 0.0, 0.0
+    ranks = np.flatnonzero(is_right[np.argsort(-scores, kind="stable")][:k])
+    reciprocal = 1 / (ranks[0] + 1) if len(ranks) else 0.0
+    return average_precision(is_right, scores), reciprocal, ndcg(is_right, scores, k)
+
+
+def correlations(first: np.ndarray, second: np.ndarray) -> Metrics:
+    """Return the correlations pearson and spearman, NaN for constant numbers. Raises ImportError without SciPy."""
+    stats = required("scipy.stats")
+    constant = any(np.ptp(numbers) == 0 for numbers in (first, second))
+    return {
+        kind: float("nan") if constant else float(getattr(stats, f"{kind}r")(first, second).statistic)
+        for kind in ("pearson", "spearman")
+    }
+
+
+def checked_numbers(name: str, values: Any, count: int) -> np.ndarray:
+    """Return `count` finite numbers in float64. Raises TypeError or ValueError for others."""
+    try:
+        numbers = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
+    if numbers.shape != (count,) or not np.isfinite(numbers).all():
+        raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): finite numbers")
+    return numbers
 
 
 def of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:

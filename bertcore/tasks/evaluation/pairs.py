@@ -6,9 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_strings, required
+from bertcore.arguments import check_strings
 from bertcore.kernels import checks
-from bertcore.tasks.evaluation.evaluator import Evaluator, Metrics, Score, given, of_dense, of_thresholds
+from bertcore.tasks.evaluation.evaluator import (
+    Evaluator,
+    Metrics,
+    Score,
+    checked_numbers,
+    correlations,
+    given,
+    of_dense,
+    of_thresholds,
+)
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts
 
@@ -45,7 +54,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
     ):
         super().__init__(batch_size=batch_size, **options)
         self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
-        self.scores = _numbers("scores", scores, len(self.sentences1))
+        self.scores = checked_numbers("scores", scores, len(self.sentences1))
         self.main_similarity = main_similarity
         self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity)
         self.precision = precision
@@ -58,7 +67,6 @@ class EmbeddingSimilarityEvaluator(Evaluator):
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         """Return the correlations of similarities, NaN for constant ones. Raises ImportError without SciPy."""
-        stats = required("scipy.stats")
         options: dict[str, Any] = given(precision=self.precision)
         if self.precision is not None:
             options["normalize_embeddings"] = True
@@ -71,12 +79,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         pairs = rows[: len(self.sentences1)], rows[len(self.sentences1) :]
         found: dict[str, Metrics] = {}
         for name, score in _pair_scores(model, self.similarity_fn_names).items():
-            compared = np.asarray(score(*pairs), np.float64), self.scores
-            constant = any(np.ptp(numbers) == 0 for numbers in compared)
-            found[name] = {
-                kind: float("nan") if constant else float(getattr(stats, f"{kind}r")(*compared).statistic)
-                for kind in ("pearson", "spearman")
-            }
+            found[name] = correlations(np.asarray(score(*pairs), np.float64), self.scores)
         primary = _with_best(found, self.main_similarity)
         metrics = {f"{metric}_{name}": value for name, each in found.items() for metric, value in each.items()}
         return metrics, f"spearman_{primary}"
@@ -115,7 +118,7 @@ class TripletEvaluator(Evaluator):
         if unknown := set(margins) - set(SIMILARITIES):
             raise ValueError(f"margin has {', '.join(sorted(unknown))}, expected names of {', '.join(SIMILARITIES)}")
         names = list(margins)
-        numbers = _numbers("margin", [margins[name] for name in names], len(names))
+        numbers = checked_numbers("margin", [margins[name] for name in names], len(names))
         own = dict(zip(names, numbers.tolist(), strict=True))
         self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | own
 
@@ -162,7 +165,7 @@ class BinaryClassificationEvaluator(Evaluator):
     ):
         super().__init__(**options)
         self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
-        numbers = _numbers("labels", labels, len(self.sentences1))
+        numbers = checked_numbers("labels", labels, len(self.sentences1))
         if not np.isin(numbers, (0, 1)).all():
             raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
@@ -360,16 +363,6 @@ def _columns(**columns: Sequence[str]) -> list[list[str]]:
         found = ", ".join(f"{name} has {count}" for name, count in counts.items())
         raise ValueError(f"{found}, expected the same number of texts in each, at least one")
     return list(checked.values())
-
-
-def _numbers(name: str, values: Any, count: int) -> np.ndarray:
-    try:
-        numbers = np.asarray(values, np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
-    if numbers.shape != (count,) or not np.isfinite(numbers).all():
-        raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): finite numbers")
-    return numbers
 
 
 def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:

@@ -11,12 +11,11 @@ from bertcore.tasks.evaluation.evaluator import (
     Evaluator,
     Metrics,
     Score,
-    average_precision,
     by_threshold,
     given,
     ideal_gains,
-    ndcg,
     of_dense,
+    of_ranking,
 )
 from bertcore.tasks.search import BestRows, paraphrase_mining
 from bertcore.tasks.similarity import cos_sim
@@ -207,10 +206,7 @@ class RerankingEvaluator(Evaluator):
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         found = []
         for (_, documents, right), scores in zip(self.samples, self._scores(model), strict=True):
-            is_right = np.arange(len(documents)) < right
-            ranks = np.flatnonzero(is_right[np.argsort(-scores, kind="stable")][: self.at_k])
-            reciprocal = 1 / (ranks[0] + 1) if len(ranks) else 0.0
-            found.append((average_precision(is_right, scores), reciprocal, ndcg(is_right, scores, self.at_k)))
+            found.append(of_ranking(np.arange(len(documents)) < right, scores, self.at_k))
         means = np.mean(found, axis=0).tolist()
         return dict(zip(("map", f"mrr@{self.at_k}", f"ndcg@{self.at_k}"), means, strict=True)), f"ndcg@{self.at_k}"
 
