@@ -96,10 +96,14 @@ class CrossEncoderObjective(ChunkedObjective):
 
 
 class BinaryCrossEntropyLoss(CrossEncoderObjective):
-    """The mean binary cross entropy of labels from 0 to 1; `pos_weight` is the factor on the loss of label 1."""
+    """The mean binary cross entropy of labels from 0 to 1.
 
-    def __init__(self, model: Any = None, *, pos_weight: float = 1.0, **more: Any):
+    `pos_weight`, a number or an array or tensor of one, is the factor on the loss of label 1.
+    """
+
+    def __init__(self, model: Any = None, *, pos_weight: Any = 1.0, **more: Any):
         super().__init__(model, **more)
+        pos_weight = pos_weight.item() if hasattr(pos_weight, "item") else pos_weight
         self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:

@@ -492,7 +492,7 @@ def _flat(name: str, array: Array, shape: tuple[int, int]) -> Array:
 def checked_labels(labels: Array, count: int, most_axes: int = 2) -> Array:
     """Return labels of `count` examples in float64; a second axis of length 1 is dropped."""
     array = np.asarray(labels) if kernels.array_module(labels) is np else labels
-    if array.dtype.kind not in "iuf":
+    if array.dtype.kind not in "biuf":
         raise TypeError(f"labels holds {array.dtype}, expected numbers")
     array = array[:, 0] if array.shape[1:2] == (1,) else array
     if array.shape[:1] != (count,) or array.ndim > most_axes:

@@ -44,7 +44,11 @@ LISTS = {  # name: (objective, labels of the sizes of lists, arguments of theirs
 }  # fmt: skip
 PAIRS = {
     "BinaryCrossEntropyLoss": (ours.BinaryCrossEntropyLoss(), shares, {}),
-    "BinaryCrossEntropyLoss of a weight": (ours.BinaryCrossEntropyLoss(pos_weight=3.0), shares, {"pos_weight": 3.0}),
+    "BinaryCrossEntropyLoss of a weight": (
+        ours.BinaryCrossEntropyLoss(pos_weight=np.array(3.0)),
+        shares,
+        {"pos_weight": 3.0},
+    ),
     "MSELoss": (ours.MSELoss(), shares, {}),
     "MSELoss of sigmoids": (ours.MSELoss(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
     "MSELoss of relu": (ours.MSELoss(activation_fn="relu"), shares, {"activation_fn": "ReLU"}),

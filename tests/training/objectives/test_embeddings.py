@@ -149,6 +149,14 @@ def test_columns_that_do_not_fit(tokenizer, examples, error, message):
     refuses(error, message, ColumnCollator(tokenizer), examples)
 
 
+def test_labels_may_be_booleans():
+    model, labels = AutoModel.from_config(CONFIG), np.array([True, False, True, False, False])
+    as_numbers, as_booleans = (
+        CoSENTLoss().forward(model, batch_of(2, labels=each)).loss for each in (labels * 1, labels)
+    )
+    assert as_numbers == as_booleans > 0
+
+
 @pytest.mark.parametrize("objective, batch, message", [
     (CoSENTLoss(), batch_of(2), "batch has no labels, expected some for CoSENTLoss"),
     (TripletLoss(), batch_of(3, labels=LABELS), "batch has labels, expected none for TripletLoss"),
