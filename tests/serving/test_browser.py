@@ -9,6 +9,7 @@ import pytest
 from tests.serving.browser import MISSING, chromium, opened, run
 from tests.serving.process import served
 from tests.tasks.pipelines.folders import save_head
+from tests.tiny_gliner2 import tiny_gliner2
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
 NAMES = ("encoder", "reranker", "classifier", "tagger", "masked", "marked", "splade", "late", "gliner")
@@ -48,8 +49,9 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def port(folders):
-    with served(*(folders[name] for name in NAMES), options=("--log-level", "warning")) as (_, port):
+def port(folders, tmp_path_factory):
+    schemas = tiny_gliner2(tmp_path_factory.mktemp("schemas"))
+    with served(*(folders[name] for name in NAMES), schemas, options=("--log-level", "warning")) as (_, port):
         yield port
 
 
@@ -187,7 +189,16 @@ def test_attention_of_a_layer_and_a_head(page):
 def test_every_example_is_answered_or_refused_in_words(page):
     choose(page, "encoder", "request")
     paths = page.eval_on_selector_all("#request option", "all => all.map(each => each.value)")
-    assert {"/embed", "/v1/embeddings", "/rerank", "/predict", "/fill_mask", "/attention", "/decode"} <= set(paths)
+    assert {
+        "/embed",
+        "/v1/embeddings",
+        "/rerank",
+        "/predict",
+        "/fill_mask",
+        "/attention",
+        "/decode",
+        "/extract",
+    } <= set(paths)
     for path in paths:
         page.select_option("#request [name=path]", path)
         assert run(page, "request").startswith("Done in "), path
