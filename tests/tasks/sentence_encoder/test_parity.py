@@ -235,10 +235,10 @@ def shared_functions():
     pairs = [(sentence_transformers.SentenceTransformer, SentenceEncoder), (sentence_transformers.util, bertcore.util)]
     kinds = "CrossEncoder", "SparseEncoder", "MultiVectorEncoder"
     pairs += [(getattr(sentence_transformers, kind), getattr(bertcore, kind)) for kind in kinds]
-    evaluators = importlib.import_module("sentence_transformers.sentence_transformer.evaluation")
-    pairs += [
-        (getattr(evaluators, kind), getattr(evaluation, kind)) for kind in evaluation.__all__ if kind != "Evaluator"
-    ]
+    for name in set(evaluation.__all__) - {"Evaluator"}:
+        folder = "cross_encoder" if name.startswith("CrossEncoder") else "sentence_transformer"
+        evaluators = importlib.import_module(f"sentence_transformers.{folder}.evaluation")
+        pairs.append((getattr(evaluators, name), getattr(evaluation, name)))
     for theirs, ours in pairs:
         shared = set(dir(theirs)) & set(dir(ours)) - set(vars(torch.nn.Module))
         public = [name for name in shared if not name.startswith("_")]
