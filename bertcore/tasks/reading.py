@@ -355,13 +355,15 @@ class PromptedReader(TextReader, Encoder):
         The length is `max_seq_length` by default.
         """
         most = self.max_seq_length if max_length is None else max_length
-        prepared = [self.prepared(text, prompt) for text in texts]
+        is_plain = not prompt and not self.settings.do_lower_case
+        prepared = texts if is_plain else [self.prepared(text, prompt) for text in texts]
         if self.settings.is_static:  # without special tokens
             kept = slice(-most, None) if self.tokenizer.truncation_side == "left" else slice(most)
-            rows = self.tokenizer.whole_ids(prepared)
+            rows = [(ids[kept], len(ids) > most) for ids in self.tokenizer.whole_ids(prepared)]
+            dropped = self._dropped
             return [
-                (np.array([token for token in row[kept] if token != self._dropped], np.int32), len(row) > most)
-                for row in rows
+                (np.array([each for each in ids if each != dropped] if dropped in ids else ids, np.int32), was_cut)
+                for ids, was_cut in rows
             ]
         found = self.tokenizer.encode_beginnings(prepared, most)
         return [(np.array(ids, np.int32), was_cut) for ids, was_cut in found]

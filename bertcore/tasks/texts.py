@@ -122,7 +122,10 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
         raise TypeError(f"{name} is an array without axes, {expected}")
     if axes > 1:  # iterating over a table yields the names of its columns
         raise TypeError(f"{name} is {type(texts).__name__} of {axes} axes, {expected}: take one column of texts")
-    return (checked_text(f"{name}[{index}]", text) for index, text in enumerate(texts))
+    return (  # a name is made only for an error
+        text if isinstance(text, str) and text.isascii() else checked_text(f"{name}[{index}]", text)
+        for index, text in enumerate(texts)
+    )
 
 
 def listed_texts(inputs: Any, name: str = "inputs") -> list[str]:
@@ -186,7 +189,7 @@ Tokens = TypeVar("Tokens", bound=Sized)
 BATCHES_PER_WINDOW = 16
 
 # Texts are tokenized in groups of at most this many texts and characters (a longer text is a group by itself).
-GROUP_TEXTS = 256
+GROUP_TEXTS = 1024
 GROUP_CHARACTERS = 1 << 18
 
 
@@ -209,7 +212,7 @@ def windows(sequences: Iterable[Tokens], batch_tokens: int) -> Iterator[list[Tok
     window, tokens = [], 0
     for sequence in sequences:
         window.append(sequence)
-        tokens += max(1, len(sequence))
+        tokens += len(sequence) or 1
         if tokens >= BATCHES_PER_WINDOW * batch_tokens:
             yield window
             window, tokens = [], 0

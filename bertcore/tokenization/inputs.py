@@ -199,7 +199,8 @@ def _check_batch(argument: str, texts: Any, split: bool) -> list:
         expected = "a list of words, or a list of such lists" if split else "a string or a list of strings"
         raise TypeError(f"{argument} is {type(texts).__name__}, expected {expected}")
     for row, text in enumerate(texts):
-        _check_text(f"{argument}[{row}]", text, split)
+        if split or not isinstance(text, str):
+            _check_text(f"{argument}[{row}]", text, split)
     return [list(text) for text in texts] if split else list(texts)
 
 
