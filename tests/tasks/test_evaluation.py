@@ -331,6 +331,7 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "samples has no entry", "Reranking", ([],), {}),
     (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
     (ValueError, r"sentence_pairs\[1\] is 'ab', expected two", "CrossEncoderCorrelation", ([TWO, "ab"], [1, 2]), {}),
+    (ValueError, "samples is empty", "CrossEncoderReranking", ([],), {}),
     (ValueError, "sentence_pairs is empty", "CrossEncoderClassification", ([], []), {}),
     (ValueError, "labels has negative numbers", "CrossEncoderClassification", ([TWO], [-1]), {}),
     (ValueError, r"samples\[0\] is .*and negative or documents", "CrossEncoderReranking",

@@ -169,6 +169,8 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
                 others = [*positive, *others]
             self.rankings.append(np.array(are, bool))
             pairs += [(query, text) for text in others]
+        if not pairs:
+            raise ValueError("samples is empty, expected at least one")
         super().__init__(pairs, name, prompt_name, batch_size, **options)
         self.table = f"CrossEncoderRerankingEvaluator{{}}_results_@{at_k}.csv"
 
