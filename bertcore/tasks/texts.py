@@ -189,7 +189,7 @@ Tokens = TypeVar("Tokens", bound=Sized)
 BATCHES_PER_WINDOW = 16
 
 # Texts are tokenized in groups of at most this many texts and characters (a longer text is a group by itself).
-GROUP_TEXTS = 1024
+GROUP_TEXTS = 256
 GROUP_CHARACTERS = 1 << 18
 
 
