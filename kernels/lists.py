@@ -15,7 +15,7 @@ import numpy as np
 
 from . import _cuda, checks, dispatch
 
-MOST_KNOWN = 64  # lists; beyond that, all are forgotten
+MOST_KNOWN = 64  # lists; beyond that, the one noted first is forgotten
 
 _known: dict[tuple[str, str, int], list[weakref.ref]] = {}  # by operation, argument and the first array's identity
 
@@ -86,7 +86,7 @@ def _note(package: str, name: str, arrays: list[Any], natives: list[Any]) -> Non
     """Remember a list that has passed all checks; except tensors, which become new arrays in each call."""
     if all(map(operator.is_, arrays, natives)):
         if len(_known) >= MOST_KNOWN:
-            _known.clear()
+            _known.pop(next(iter(_known)), None)
         _known[package, name, id(arrays[0])] = list(map(weakref.ref, arrays))
 
 

@@ -139,7 +139,14 @@ def step(parameters, grads, moments):
 
 
 def test_arrays_that_come_again(gpu):
-    parameters, moments, copies = arrays(), (arrays(), arrays()), arrays(np.float16)
+    held = []
+    for _ in range(20):  # so many lists that the first are forgotten on the way
+        given = arrays(), (arrays(), arrays()), arrays(np.float16)
+        held.append(given)
+        checks_of_steps(*given)
+
+
+def checks_of_steps(parameters, moments, copies):
     assert checked(lambda: step(parameters, arrays(), moments)) == 4 * COUNT + 1
     assert checked(lambda: step(list(parameters), arrays(), moments)) == COUNT + 4
     assert checked(lambda: cast(parameters, copies)) == 2 * COUNT
