@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -22,6 +23,7 @@ from bertcore.tasks.sparse_encoder import SparseEncoder
 from bertcore.training.arguments import TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.data.batches import (
+    APART,
     DATASET,
     Batches,
     DistinctBatches,
@@ -150,11 +152,23 @@ class ColumnsCollator:
     Args:
         collators: the collator of each dataset's loss; under None that of all datasets.
         args: the settings, with prompts and routes.
+        datasets: datasets by name, under None without a name; their columns limit those of prompts and routes.
     """
 
-    def __init__(self, collators: Mapping[str | None, Any], args: SentenceTransformerTrainingArguments):
+    def __init__(
+        self,
+        collators: Mapping[str | None, Any],
+        args: SentenceTransformerTrainingArguments,
+        datasets: Sequence[Mapping[str | None, Any]],
+    ):
         self.collators, self.args = collators, args
         self.rng: Any = None
+        found: dict[str | None, list[Any]] = {}
+        for name, part in (pair for each in datasets for pair in each.items()):
+            found.setdefault(name, []).append(columns_of(part))
+        self.columns = {name: [*chain(*some)] for name, some in found.items() if None not in some}
+        if self.columns and len(self.columns) == len(found):
+            check_columns(args, self.columns)
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the batch of examples of one dataset."""
@@ -169,8 +183,11 @@ class ColumnsCollator:
         for row in rows:
             if list(row) != list(rows[0]):
                 raise ValueError(f"an example has {', '.join(row)}, expected {', '.join(rows[0])}, as another has")
-        prompts, routes = (of_dataset(each, getattr(self.args, each), name) for each in ("prompts", "router_mapping"))
-        for place, column in enumerate(split_names(rows[0])[0]):
+        columns = split_names(rows[0])[0]
+        if name not in self.columns:
+            check_columns(self.args, {**self.columns, name: columns})
+        prompts, routes = (of_dataset(getattr(self.args, each), name) for each in ("prompts", "router_mapping"))
+        for place, column in enumerate(columns):
             wanted = "document" if place else "query"
             if (found := (routes or {}).get(column, wanted)) != wanted:
                 raise ValueError(f"router_mapping has {found!r} for {column!r}, expected {wanted!r}")
@@ -189,18 +206,36 @@ def with_prompt(value: Any, prompt: str) -> Any:
     return prompt + value if isinstance(value, str) else value
 
 
-def of_dataset(argument: str, given: Any, name: str | None) -> Any:
-    """Return the part of `prompts` or `router_mapping` for a dataset: its entry, or all of it.
+def columns_of(dataset: Any) -> list[str] | None:
+    """Return the names of a dataset's columns of texts; None if only reading a batch shows them."""
+    names = getattr(dataset, "column_names", None)
+    if names is None and isinstance(dataset, Sequence) and len(dataset) and isinstance(dataset[0], Mapping):
+        names = list(dataset[0])
+    return None if names is None else [name for name in names if name not in APART]
 
-    Raises ValueError for entries of datasets if the only dataset has no name.
-    """
+
+def check_columns(args: SentenceTransformerTrainingArguments, columns: Mapping[str | None, Sequence[str]]) -> None:
+    """Raise ValueError for a key of `prompts` or `router_mapping` that is not a column or dataset of `columns`."""
+    for argument in ("prompts", "router_mapping"):
+        given = getattr(args, argument)
+        given = given if isinstance(given, Mapping) else {}
+        is_nested, names = any(isinstance(each, Mapping) for each in given.values()), [*filter(None, columns)]
+        if is_nested and None in columns:
+            expected = "expected columns: the dataset has no name"
+            raise ValueError(f"{argument} is for datasets {', '.join(map(str, given))}, {expected}")
+        known = dict.fromkeys([*names, *(() if is_nested else chain(*columns.values()))])
+        for key, each in given.items():
+            checks.choice(f"a key of {argument}", key, known)
+            for column in each if isinstance(each, Mapping) else ():
+                checks.choice(f"a key of {argument}[{key!r}]", column, columns[key])
+
+
+def of_dataset(given: Any, name: str | None) -> Any:
+    """Return the part of `prompts` or `router_mapping` for a dataset: its entry, or all of it."""
     if isinstance(given, Mapping) and name in given:
         return given[name]
-    if not isinstance(given, Mapping) or not any(isinstance(each, Mapping) for each in given.values()):
-        return given
-    if name is None:
-        raise ValueError(f"{argument} is for datasets {', '.join(given)}, expected columns: the dataset has no name")
-    return {}
+    is_nested = isinstance(given, Mapping) and any(isinstance(each, Mapping) for each in given.values())
+    return {} if is_nested else given
 
 
 class SentenceTransformerTrainer(Trainer):
@@ -258,12 +293,14 @@ class SentenceTransformerTrainer(Trainer):
         losses = self._losses(model, loss, {"train_dataset": train_dataset, "eval_dataset": eval_dataset})
         collators = {name: each.collator(model.tokenizer, seed=args.seed) for name, each in losses.items()}
         self.evaluator = SequentialEvaluator(evaluator) if isinstance(evaluator, list | tuple) else evaluator
+        given = named("train_dataset", train_dataset), named("eval_dataset", eval_dataset)
+        datasets = [each if isinstance(each, Mapping) else {None: each} for each in given if each is not None]
         super().__init__(
             model.model,
             args,
-            ColumnsCollator(collators, args),
-            named("train_dataset", train_dataset),
-            {} if eval_dataset is None and evaluator is not None else named("eval_dataset", eval_dataset),
+            ColumnsCollator(collators, args, datasets),
+            given[0],
+            {} if eval_dataset is None and evaluator is not None else given[1],
             model.tokenizer,
             callbacks=self._callbacks(callbacks or (), list(losses.values())),
             optimizers=optimizers,

@@ -322,6 +322,19 @@ def test_reprs(tmp_path):
     assert repr(trainer).endswith(", CoSENTLoss, step 0, output_dir run>")
 
 
+@pytest.mark.parametrize("prompts", [{"anchr": "x"}, {"score": "x"}, {"pairs": {"b": "x"}}, {"pair": {"anchor": "x"}}])
+def test_prompts_of_unknown_columns(tmp_path, on_numpy, prompts):
+    encoder, args = SentenceEncoder(save_tiny_encoder(tmp_path / "a")), arguments(tmp_path / "run", prompts=prompts)
+    message, make = r"a key of prompts(\['pairs'\])? is '\w+', expected one of '", SentenceTransformerTrainer
+    data, loss = {"pairs": PAIRS, "scored": SCORED}, dict.fromkeys(["pairs", "scored"], losses.CoSENTLoss(encoder))
+    refuses(ValueError, message, make, encoder, args, data, loss=loss)
+    if "anchr" in prompts:  # of the other columns of an evaluation, or of a stream
+        make(encoder, args, SCORED, [{"anchr": "a", "other": "b", "score": 1}])
+        refuses(ValueError, "'anchr', expected one of 'anchor', 'positive'$", make, encoder, args, SCORED, SCORED)
+        args.max_steps = 1
+        refuses(ValueError, message, make(encoder, args, lambda: SCORED).train)
+
+
 def test_refusals(tmp_path, on_numpy):
     encoder, other = (SentenceEncoder(save_tiny_encoder(tmp_path / name)) for name in "ab")
     maximum = SentenceEncoder(save_tiny_encoder(tmp_path / "max", {"pooling_mode_max_tokens": True}))
@@ -345,7 +358,7 @@ def test_refusals(tmp_path, on_numpy):
     for wrong in (5, {"anchor": 5}, {"pairs": {"anchor": None}}):
         refuses(TypeError, "prompts is .*, expected a string or a mapping", arguments, tmp_path, prompts=wrong)
     named = arguments(tmp_path / "u", prompts={"pairs": {"anchor": "the "}})
-    refuses(ValueError, "prompts is for datasets pairs, expected columns", make(encoder, named, SCORED).train)
+    refuses(ValueError, "prompts is for datasets pairs, expected columns", make, encoder, named, SCORED)
     refuses(TypeError, "has no argument learning_rates", arguments, tmp_path, learning_rates=1)
     refuses(ValueError, "with pooling max, expected only Transformer", losses.TripletLoss, maximum)
     refuses(TypeError, "model is float, expected a SentenceEncoder", losses.CoSENTLoss, 20.0)
@@ -374,6 +387,8 @@ def test_refusals(tmp_path, on_numpy):
     refuses(ValueError, "loss has two losses with parameters of their own", trainer.train)
     sparse = SparseEncoder(save_tiny_router(tmp_path / "router"))
     refuses(ValueError, "prompts is 'x', expected None", SparseEncoderTrainer, sparse, arguments(tmp_path, prompts="x"))
+    unknown = arguments(tmp_path / "u", router_mapping={"positve": "document"})
+    refuses(ValueError, "a key of router_mapping is 'positve', expected", SparseEncoderTrainer, sparse, unknown, PAIRS)
     routed = arguments(tmp_path / "v", router_mapping={"positive": "query"})
     trainer = SparseEncoderTrainer(sparse, routed, PAIRS)
     refuses(ValueError, "router_mapping has 'query' for 'positive', expected 'document'", trainer.train)
