@@ -264,9 +264,7 @@ class PromptedReader(TextReader, Encoder):
 
         `more` and `options` are those of `encode`.
         """
-        if prompt_name is None and prompt is None:
-            prompt_name = self._prompts.first_of("query")
-        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "query"} | options)
+        return self._encode_as("query", ("query",), (inputs, prompt_name, prompt, *more), options)
 
     @older_names(sentences="inputs")
     def encode_document(
@@ -276,9 +274,17 @@ class PromptedReader(TextReader, Encoder):
 
         `prompt` and `prompt_name` override it; `more` and `options` are those of `encode`.
         """
+        return self._encode_as("document", DOCUMENTS, (inputs, prompt_name, prompt, *more), options)
+
+    def _encode_as(self, task: str, names: tuple[str, ...], given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """Call `encode`, by keywords (as its overrides expect) unless arguments after `prompt` came by position."""
+        inputs, prompt_name, prompt, *more = given
         if prompt_name is None and prompt is None:
-            prompt_name = self._prompts.first_of(*DOCUMENTS)
-        return self.encode(inputs, prompt_name, prompt, *more, **{"task": "document"} | options)
+            prompt_name = self._prompts.first_of(*names)
+        options = {"task": task} | options
+        if more:
+            return self.encode(inputs, prompt_name, prompt, *more, **options)
+        return self.encode(inputs=inputs, prompt_name=prompt_name, prompt=prompt, **options)
 
     def encode_document_stream(self, inputs: Iterable[str], **options: Any) -> Iterator[Any]:
         """Return an iterator over the embeddings of documents, with the document prompt; documents may be a stream."""

@@ -151,10 +151,19 @@ def test_prompts_of_queries_and_documents(made):
     encoder = SentenceEncoder(encoder.folder, prompts={"passage": "p: "}, default_prompt_name="passage")
     np.testing.assert_array_equal(encoder.encode_document(texts), encode(texts, prompt="p: "))
     np.testing.assert_array_equal(encoder.encode_query(texts), encode(texts))
-    if isinstance(encoder, SentenceEncoder):
-        given = texts, None, None, 1, False, "sentence_embedding", "binary"
-        assert all(method(*given).dtype == np.int8 for method in (encoder.encode_query, encoder.encode_document))
+    given = texts, None, None, 1, False, "sentence_embedding", "binary"
+    assert all(method(*given).dtype == np.int8 for method in (encoder.encode_query, encoder.encode_document))
     refuses(TypeError, "inputs and sentences, its older name, are both given", encode, inputs="a", sentences="b")
+
+
+def test_encode_of_a_subclass_may_have_another_order(made):
+    class Own(SentenceEncoder):
+        def encode(self, inputs, batch_size=2, **options):
+            return super().encode(inputs, batch_size=batch_size, **options)
+
+    encoder, encode, texts = made["dense"]
+    own = Own(encoder.folder, prompts={"document": "q: "})
+    np.testing.assert_array_equal(own.encode_document(texts), encode(texts, prompt="q: "))
 
 
 def test_prompts_and_tasks_are_checked(made):
