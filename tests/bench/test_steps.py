@@ -13,6 +13,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow  # a quarter of a minute: kernels of int8 that nothing else compiles
 def test_steps_stand_in_order_with_their_shares(capsys):
     assert steps.main([*SMALL, "--precision", "int8-calibrated"]) == 0
     lines = capsys.readouterr().out.partition("int8-calibrated: ")[2].splitlines()[2:]
