@@ -26,6 +26,7 @@ from bertcore.tasks.gliner2_schema import (
     SchemaRow,
     classes_asked,
     records_asked,
+    with_stop,
 )  # fmt: skip
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
@@ -204,7 +205,7 @@ class GLiNER2(Extractor):
 
     def token_row(self, text: str, schema: Schema, max_len: int | None) -> tuple[SchemaRow, bool]:
         """Return the tokens of a text after its schema, and whether it was cut."""
-        text = text if text.endswith((".", "!", "?")) else f"{text}."
+        text = with_stop(text)
         words, (choices, of_fields) = [match.span() for match in WORD.finditer(text)], schema.prefix()
         was_cut, parts = max_len is not None and len(words) > max_len, [part.tokens() for part in schema.ordered()]
         words = words[:max_len]

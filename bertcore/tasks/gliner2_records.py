@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from bertcore.models.gliner2 import MOST_INSTANCES
-from bertcore.tasks.gliner2_schema import WORD, Field, Schema, SchemaRow, listed, settings_of
+from bertcore.tasks.gliner2_schema import WORD, Field, Schema, SchemaRow, listed, settings_of, with_stop
 from bertcore.tasks.texts import checked_text
 
 RECORD = "input", "output"
@@ -35,6 +36,11 @@ class LabelledText:
     schema: Schema
     instances: dict[str, list[dict[str, list[Any]]]]
     classes: dict[str, list[str]]
+
+    @cached_property
+    def words(self) -> list[str]:
+        """The words of the text in lower case."""
+        return [word.lower() for word in WORD.findall(with_stop(self.text))]
 
     def shuffle(self, rng: np.random.Generator) -> None:
         """Put the labels of each part, and their choices, in random order."""
@@ -97,12 +103,19 @@ def _places(row: SchemaRow, of_choices: list[int] | None, field: Field, mentions
             start, end = mention["start"], mention["end"]
             touched = [place for place, (first, last) in enumerate(row.words) if first < end and start < last]
             found += [(touched[0], touched[-1])] if touched else []
-        elif wanted := [text.lower() for text in WORD.findall(mention)]:
-            size = len(wanted)
-            starts = range(len(words) - size + 1)
-            found += [(start, start + size - 1) for start in starts if words[start : start + size] == wanted]
+        else:
+            size, starts = _found(mention, words)
+            found += [(start, start + size - 1) for start in starts]
     ahead = max(row.arrays["words_mask"]) - len(words)
     return [(first + ahead, last + ahead) for first, last in found]
+
+
+def _found(mention: str, words: list[str]) -> tuple[int, list[int]]:
+    """Return the number of a mention's words, and where they stand among the words of a text in lower case."""
+    wanted = [text.lower() for text in WORD.findall(mention)]
+    size = len(wanted)
+    starts = [start for start in range(len(words) - size + 1) if words[start : start + size] == wanted]
+    return size, starts if wanted else []
 
 
 def read_record(record: Any) -> LabelledText:
@@ -111,6 +124,7 @@ def read_record(record: Any) -> LabelledText:
     The answers, all optional, are entities, {label: mentions}; json_structures, [{record: {field: mentions}}, ...], one
     for each instance, where a field with choices is {"value", "choices"}; relations, [{name: {"head", "tail"}}, ...];
     and classifications, [{"task", "labels", "true_label"}, ...]. Labels without mentions are learned as absent.
+    Mentions other than choices are words of the text, in upper or lower case.
 
     Raises TypeError or ValueError for anything else.
     """
@@ -177,10 +191,10 @@ def _mentions(made: LabelledText, name: str, value: Any, choices: Any = ()) -> l
             place = settings_of(name, each, ("text", "start", "end"), needed=("text", "start", "end"))
             ends = place["start"], place["end"]
             is_span = [type(end) for end in ends] == [int, int] and 0 <= ends[0] < ends[1]
-            if not is_span or made.text[slice(*ends)] != place["text"]:
+            if not is_span or made.text[slice(*ends)] != place["text"] or not place["text"].strip():
                 raise ValueError(f"{name} is {dict(each)!r:.80}, expected the text between its start and its end")
-        else:
-            checked_text(name, each)
+        elif checked_text(name, each) and not choices and not _found(each, made.words)[1]:
+            raise ValueError(f"{name} is {each!r:.80}, expected words of the text")
     return [each for each in found if each]
 
 

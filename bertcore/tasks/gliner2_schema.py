@@ -296,6 +296,11 @@ class SchemaRow:
         return len(self.arrays["input_ids"])
 
 
+def with_stop(text: str) -> str:
+    """Return a text as it is read: with a punctuation mark at its end."""
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def listed(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
     """Return a list or tuple. Raises TypeError for anything else."""
     if not isinstance(given, list | tuple):
