@@ -36,6 +36,7 @@ from bertcore.training.objectives.embeddings import (
     MultipleNegativesRankingLoss,
     TripletLoss,
     WithParts,
+    WrappingObjective,
     check_inner,
 )
 from bertcore.training.objectives.similarity import squared_error
@@ -240,6 +241,13 @@ class SparseObjective(EmbeddingObjective):
         if not hasattr(model, "head") or not hasattr(model, "routes"):
             raise TypeError(f"model is {type(model).__name__}, expected a SparseEncoder")
         check_inner(loss, model, None)
+        base = loss.inner if isinstance(loss, WrappingObjective) else loss
+        if type(base).collator is not EmbeddingObjective.collator:
+            expected = "expected a loss of embeddings and labels alone, such as SparseMultipleNegativesRankingLoss"
+            raise TypeError(f"loss is {type(base).__name__}, {expected}")
+        if loss.encoder is None and (loss.pooling != "mean" or loss.max_length is not None):
+            found = f"pooling {loss.pooling!r} and max_length {loss.max_length}"
+            raise ValueError(f"loss has {found}, expected neither: those of model apply")
         super().__init__(mini_batch_size=loss.mini_batch_size if mini_batch_size is None else mini_batch_size)
         self.encoder, self.inner = model, loss
         self.columns, self.has_labels, self.label_axes = loss.columns, loss.has_labels, loss.label_axes

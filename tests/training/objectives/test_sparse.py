@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bertcore import SparseEncoder
+from bertcore import SparseEncoder, losses
 from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.objectives import MultipleNegativesRankingLoss as Cosines
 from bertcore.training.objectives.sparse import CSRLoss, FlopsLoss, SpladeLoss
@@ -171,6 +171,11 @@ def test_refusals(tmp_path):
     refuses(TypeError, "model is str, expected a SparseEncoder", SpladeLoss, "x", MultipleNegativesRanking(), 1)
     refuses(TypeError, "expected a loss of embeddings", SpladeLoss, encoder, "loss", 1)
     refuses(ValueError, "expected one with an autoencoder", CSRLoss, encoder)
+    guided = losses.GISTEmbedLoss(None, encoder)
+    for inner in (guided, losses.MatryoshkaLoss(None, guided, [8])):
+        refuses(TypeError, "loss is GISTEmbedLoss, expected a loss of embeddings and", SpladeLoss, encoder, inner, 1)
+    for options in ({"pooling": "cls"}, {"max_length": 9}):
+        refuses(ValueError, "expected neither: those of", SpladeLoss, encoder, losses.AnglELoss(**options), 1)
     other = Cosines(SparseEncoder(tmp_path))
     refuses(ValueError, "expected the model of loss, <SparseEncoder", SpladeLoss, encoder, other, 1)
     largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
