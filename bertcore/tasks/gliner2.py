@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count, check_share
+from bertcore.arguments import DType, check_count, check_share, naming_nearest
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ONE, SEVERAL, GLiNER2Model
 from bertcore.tasks.gliner import TRUNCATIONS, Extractor, is_for_each, label_sets
@@ -148,6 +148,7 @@ class GLiNER2(Extractor):
 
         return answers()
 
+    @naming_nearest("max_len", "batch_tokens", "truncation", "show_progress_bar")
     def inference_stream(
         self, texts: Iterable[str], labels: Any, flat_ner: bool = True, threshold: float = 0.5,
         multi_label: bool = False, batch_size: int = 8, **options: Any,
@@ -165,8 +166,8 @@ class GLiNER2(Extractor):
             "several": checks.boolean("multi_label", multi_label),
         }
         given = schemas if is_for_each(labels) else schemas[0]
-        options |= {"include_confidence": True, "include_spans": True}
-        results = self.extract_stream(texts, given, batch_size, threshold, **options)
+        shows = {"include_confidence": True, "include_spans": True}
+        results = self.extract_stream(texts, given, batch_size, threshold, **shows, **options)
         return (_apart(text, found.get("entities", {}), fits) for found, text in zip(results, kept, strict=False))
 
     def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[SchemaRow, bool]]:

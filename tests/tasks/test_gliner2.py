@@ -130,6 +130,8 @@ def test_long_texts_are_cut_once(model):
         (lambda model: model.extract("a", {"entities": {}}), TypeError, "schemas is dict, expected a Schema"),
         (lambda model: model.batch_extract(["a"], [Schema()] * 2), ValueError, "schemas is a list of 2"),
         (lambda model: model.extract("a", Schema(), 2), ValueError, "threshold is 2, expected a number"),
+        (lambda model: model.inference_stream(["a"], ["b"], include_spans=False), TypeError,
+         "inference_stream has no argument include_spans, it takes texts, labels"),
         (lambda model: model.extract("a", Schema(), max_len=0), ValueError, "max_len is 0"),
         (lambda model: model.extract_entities("a", 3), TypeError, "entity_types is 3, expected a list of strings"),
         (lambda model: model.extract_entities("a", [" "]), ValueError, "entity_types has an empty name"),
