@@ -90,6 +90,9 @@ class ContrastiveLoss(EmbeddingObjective):
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
         """Return each pair's weight as a near pair and as a far pair, and the factor on all."""
+        if (wrong := (labels != 0) & (labels != 1)).any():
+            row = int(wrong.argmax())
+            raise ValueError(f"labels[{row}] is {float(labels[row])}, expected 0 or 1 for ContrastiveLoss")
         return labels, 1 - labels, 0.5 / len(labels) if self.size_average else 0.5
 
 

@@ -316,6 +316,7 @@ def test_a_guide_reads_the_texts(tokenizer):
     [
         (lambda: AnglELoss().of_embeddings(vectors_of(2, 3), None), "batch has no labels, expected some for AnglELoss"),
         (lambda: ContrastiveLoss(None, "far"), "distance_metric is 'far', expected one of 'euclidean', 'cosine'"),
+        (lambda: ContrastiveLoss().of_embeddings(vectors_of(2, 3), np.array([0, 1, 9])), r"^labels\[2\] is 9.0, expec"),
         (lambda: BatchHardTripletLoss(None, "manhattan"), "distance_metric is 'manhattan', expected one of"),
         (lambda: MSELoss().of_embeddings(vectors_of(1, 3), np.ones((3, 5))), r"shape \(3, 5\), expected \(3, 6\)"),
         (lambda: DistillKLDivLoss(teacher_temperature=0), "teacher_temperature is 0, expected a finite number above 0"),
