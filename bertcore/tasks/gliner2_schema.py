@@ -345,6 +345,8 @@ def records_asked(structures: Any) -> Schema:
         schema.structure(name)
         for spec in fields:
             schema.field(**(dict(spec) if isinstance(spec, Mapping) else _spec(checked_text("a field", spec))))
+        if not schema.parts[-1].fields:
+            raise ValueError(f"structures[{name!r}] is empty, expected at least one field")
     return schema
 
 

@@ -159,7 +159,6 @@ def test_translations_and_sequences_equal_sentence_transformers(encoder, tmp_pat
         files = {file.name: file.read_text().split()[0] for file in folder.iterdir()}
         results.append((pytest.approx(found, abs=1e-6), files, translations.primary_metric, several.primary_metric))
     assert results[0][0] == found and results[1][1:] == results[0][1:] and 0 < found["some_mean_accuracy"] < 1
-    assert kind.SequentialEvaluator([])(encoder) == {"sequential_score": 0.0}
     assert "expected 'the cat', found:\n  0." in capsys.readouterr().out
     narrow = evaluation.MSEEvaluator(["a cat"], ["a cat"], encoder, truncate_dim=1)
     narrow.truncate_dim = None
@@ -318,7 +317,9 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
     (TypeError, "teacher_model is NoneType, expected an encoder", "MSE", (TWO, TWO, None), {}),
     (TypeError, "print_wrong_matches is 'no'", "Translation", (TWO, TWO), {"print_wrong_matches": "no"}),
-    (TypeError, r"evaluators\[0\] is str, expected an evaluator", "Sequential", ({"a": len},), {}),
+    (TypeError, r"evaluators\[0\] is str, expected an evaluator", "Sequential", (["a"],), {}),
+    (TypeError, "evaluators is dict, expected a list", "Sequential", ({"a": len},), {}),
+    (ValueError, "evaluators is empty, expected at least one", "Sequential", ([],), {}),
     (TypeError, "dataframe is dict", "MSEEvaluatorFromDataFrame", ({}, ENCODES, [("en", "de")]), {}),
     (ValueError, r"dataframe\[0\] has en, expected a text in 'de'", "MSEEvaluatorFromDataFrame",
      ([{"en": "a"}], ENCODES, [("en", "de")]), {}),

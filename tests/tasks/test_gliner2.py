@@ -143,6 +143,7 @@ def test_long_texts_are_cut_once(model):
         (lambda model: model.classify_text("a", ["b"]), TypeError, "tasks is ['b'], expected {name: labels}"),
         (lambda model: model.classify_text("a", {"b": []}), ValueError, "labels is empty"),
         (lambda model: model.extract_json("a", {"b": "c"}), TypeError, "structures['b'] is 'c', expected a list"),
+        (lambda model: model.extract_json("a", {"b": []}), ValueError, "structures['b'] is empty, expected"),
         (lambda model: model.extract_json("a", {"b": ["c", "c"]}), ValueError, "field 'c' exists already"),
         (lambda model: Schema().field("a"), ValueError, "field is called before any structure"),
         (lambda model: Schema().entities("a").entities("[E] b"), ValueError, "'[E] b' has [E], one of the"),

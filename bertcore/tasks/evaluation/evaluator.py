@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,11 @@ class SequentialEvaluator(Evaluator):
         main_score_function: Callable[[list[float]], float] = lambda scores: scores[-1],
     ):
         super().__init__()
+        if isinstance(evaluators, str | Mapping) or not isinstance(evaluators, Iterable):
+            raise TypeError(f"evaluators is {type(evaluators).__name__}, expected a list of evaluators")
         self.evaluators, self.main_score_function = list(evaluators), main_score_function
+        if not self.evaluators:
+            raise ValueError("evaluators is empty, expected at least one")
         for place, evaluator in enumerate(self.evaluators):
             if not callable(evaluator):
                 raise TypeError(f"evaluators[{place}] is {type(evaluator).__name__}, expected an evaluator")
@@ -120,7 +124,7 @@ class SequentialEvaluator(Evaluator):
             scores.append(found[getattr(evaluator, "primary_metric", None) or next(iter(found))])
             results |= found
         self.primary_metric = "sequential_score"
-        return results | {"sequential_score": self.main_score_function(scores) if scores else 0.0}
+        return results | {"sequential_score": self.main_score_function(scores)}
 
 
 def given(**options: Any) -> dict[str, Any]:
