@@ -15,13 +15,12 @@ from bertcore.nn import functional
 from bertcore.passes import Pass
 from bertcore.training import Trainer, TrainerCallback, TrainerState, TrainingArguments, callbacks
 from tests.refusals import refuses
-from tests.training.tiny_runs import LABELLED, classifier, collate
+from tests.training.tiny_runs import LABELLED, class_trainer
 
 
 def run_of_4_steps(folder, report_to, **settings):
-    settings |= {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "no"}
-    args = TrainingArguments(folder, per_device_train_batch_size=4, report_to=report_to, **settings)
-    trainer = Trainer(classifier(), args, collate, LABELLED, LABELLED[:9])
+    settings |= {"max_steps": 4, "logging_steps": 1, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = class_trainer(folder, report_to=report_to, **settings)
     trainer.train()
     return trainer
 
@@ -70,10 +69,8 @@ def test_a_trainer_that_has_trained_can_be_copied(tmp_path, copied):
 
 
 def test_a_run_that_does_not_begin_frees_its_log(tmp_path):
-    args = TrainingArguments(tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no")
-    failing = Trainer(classifier(), args, collate, LABELLED, callbacks=[Failing()])
-    refuses(LookupError, None, failing.train)
-    again = Trainer(classifier(), args, collate, LABELLED)
+    refuses(LookupError, None, class_trainer(tmp_path, [Failing()], max_steps=1).train)
+    again = class_trainer(tmp_path, max_steps=1)
     again.train()
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == len(again.state.log_history) == 2
 
@@ -125,10 +122,8 @@ def test_a_report_without_its_package(tmp_path, monkeypatch):
 
 
 def test_the_log_is_json_whatever_is_logged(tmp_path):
-    args = TrainingArguments(tmp_path, report_to="none", disable_tqdm=True, max_steps=2, logging_steps=1)
     metrics = {"compute_metrics": lambda found: {"ratio": float("nan"), "most": float("inf"), "count": 3}}
-    args.eval_strategy, args.save_strategy = "steps", "no"
-    Trainer(classifier(), args, collate, LABELLED, LABELLED[:9], **metrics).train()
+    class_trainer(tmp_path, **metrics, max_steps=2, logging_steps=1, eval_strategy="steps").train()
 
     def refuse(name):
         raise AssertionError(name)
@@ -177,18 +172,16 @@ def test_reports_by_other_packages(tmp_path, monkeypatch, report):
     trainer = run_of_4_steps(tmp_path, report, disable_tqdm=True, run_name="films")
     trainer.evaluate()
     assert run.lines == trainer.state.log_history and run.is_over and run.started == [None, "the first"]
-    assert run.settings["learning_rate"] == 5e-5 and run.settings["output_dir"] == str(tmp_path)
+    assert run.settings["learning_rate"] == 1e-2 and run.settings["output_dir"] == str(tmp_path)
     run.lines = None  # writing fails
-    with pytest.raises(AttributeError):
-        trainer.evaluate()
+    refuses(AttributeError, None, trainer.evaluate)
     assert run.is_over
     every = callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))
     assert not any(isinstance(each, callbacks.WeightsAndBiases | callbacks.MLflow) for each in every)
 
 
 def test_callbacks_come_and_go(tmp_path):
-    args = TrainingArguments(tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no")
-    trainer = Trainer(classifier(), args, collate, LABELLED)
+    trainer = class_trainer(tmp_path, max_steps=1)
     trainer.add_callback(Failing)
     assert isinstance(trainer.pop_callback(Failing), Failing) and trainer.pop_callback(Failing) is None
     refuses(TypeError, "callback is int, expected TrainerCallbacks", trainer.add_callback, 3)
@@ -206,9 +199,7 @@ def test_callbacks_turn_switches_off(tmp_path):
             with pytest.raises(AttributeError, match="should_stop"):
                 control.should_stop = True
 
-    args = TrainingArguments(tmp_path, max_steps=4, logging_steps=1, save_strategy="steps", save_steps=3)
-    args.report_to, args.disable_tqdm = "none", True
-    trainer = Trainer(classifier(), args, collate, LABELLED, callbacks=[Quiet])
+    trainer = class_trainer(tmp_path, [Quiet], max_steps=4, logging_steps=1, save_strategy="steps", save_steps=3)
     trainer.train()
     assert seen == [(True, step >= 3, True) for step in range(1, 5)]
     assert [logs["step"] for logs in trainer.state.log_history] == [4, 4]  # at the end
@@ -216,15 +207,12 @@ def test_callbacks_turn_switches_off(tmp_path):
 
 
 def test_an_evaluation_before_the_first_step(tmp_path):
-    args = TrainingArguments(
-        tmp_path, max_steps=1, report_to="none", disable_tqdm=True, save_strategy="no", eval_on_start=True
-    )
-    trainer = Trainer(classifier(), args, collate, LABELLED, LABELLED[:9])
+    trainer = class_trainer(tmp_path, max_steps=1, eval_on_start=True)
     before = trainer.evaluate()["eval_loss"]
     trainer.train()
     assert [(logs["step"], "eval_loss" in logs) for logs in trainer.state.log_history[:2]] == [(0, True), (1, False)]
     assert trainer.state.log_history[0]["eval_loss"] == before
-    refuses(ValueError, "eval_on_start is True, and there is no eval_dataset", Trainer, classifier(), args, collate)
+    refuses(ValueError, "eval_on_start is True, and there is no eval_dataset", Trainer, trainer.model, trainer.args)
 
 
 def test_a_loss_of_a_subclass(tmp_path):
@@ -235,9 +223,7 @@ def test_a_loss_of_a_subclass(tmp_path):
 
     losses = []
     for kind in (Trainer, Doubled):
-        args = TrainingArguments(tmp_path / kind.__name__, max_steps=2, max_grad_norm=0, report_to="none")
-        args.disable_tqdm, args.save_strategy, args.logging_steps = True, "no", 1
-        trainer = kind(classifier(), args, collate, LABELLED, LABELLED[:9])
+        trainer = class_trainer(tmp_path / kind.__name__, kind=kind, max_steps=2, max_grad_norm=0, logging_steps=1)
         losses.append(trainer.evaluate()["eval_loss"])
         trainer.train()
         losses.append(trainer.state.log_history[0]["loss"])

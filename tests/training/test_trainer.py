@@ -37,6 +37,7 @@ from tests.training.tiny_runs import (
     classifier,
     collate,
     language_trainer,
+    quiet_arguments,
 )
 
 
@@ -134,19 +135,17 @@ def from_next_sentence(out, next_sentence_label):
 def test_columns_that_the_model_does_not_take(tmp_path):
     tokenizer = mock.Mock(pad_token_id=0, pad_token_type_id=0, padding_side="right")
     rows = [{**row, "sentence": "a text", "idx": 3} for row in LABELLED]
-    args = {"max_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-    trainer = Trainer(classifier(), TrainingArguments(tmp_path, **args), DataCollatorWithPadding(tokenizer), rows)
-    assert np.isfinite(trainer.train().training_loss)
-    kept = TrainingArguments(tmp_path, remove_unused_columns=False, **args)
-    refuses(ValueError, "sentence", Trainer(classifier(), kept, DataCollatorWithPadding(tokenizer), rows).train)
+    arguments, collator = quiet_arguments(tmp_path, max_steps=1), DataCollatorWithPadding(tokenizer)
+    assert np.isfinite(Trainer(classifier(), arguments, collator, rows).train().training_loss)
+    arguments.remove_unused_columns = False
+    refuses(ValueError, "sentence", Trainer(classifier(), arguments, collator, rows).train)
 
 
 @pytest.mark.parametrize("objective", [NextSentence(), CustomLoss(from_next_sentence, targets=["next_sentence_label"])])
 def test_columns_that_only_the_objective_takes(tmp_path, objective):
     tokenizer = mock.Mock(pad_token_id=0, pad_token_type_id=0, padding_side="right")
     rows = [{**text, "next_sentence_label": index % 2, "sentence": "a text"} for index, text in enumerate(TEXTS)]
-    args = TrainingArguments(tmp_path, max_steps=1, save_strategy="no", report_to="none", disable_tqdm=True)
-    model = AutoModelForNextSentencePrediction.from_config(CONFIG)
+    model, args = AutoModelForNextSentencePrediction.from_config(CONFIG), quiet_arguments(tmp_path, max_steps=1)
     trainer = Trainer(model, args, DataCollatorWithPadding(tokenizer), rows, objective=objective)
     assert np.isfinite(trainer.train().training_loss)
 
@@ -207,12 +206,11 @@ def test_integers_of_numpy_are_integers(tmp_path):
 
 
 def test_what_gives_nothing_to_train_on(tmp_path):
-    args = TrainingArguments(tmp_path, report_to="none", disable_tqdm=True, max_steps=5)
-    for dataset, error in (([], "no batch with labels in epoch 1"), (iter(TEXTS[:3]), "can be read once")):
-        refuses(ValueError, error, Trainer(language_trainer(tmp_path).model, args, MaskingCollator(), dataset).train)
-    with pytest.raises(ValueError, match="max_steps or max_seconds is needed"):
-        endless = TrainingArguments(tmp_path, report_to="none")
-        Trainer(language_trainer(tmp_path).model, endless, MaskingCollator(), iter(TEXTS)).train()
+    cases = ([], 5, "no batch with labels in epoch 1"), (iter(TEXTS[:3]), 5, "can be read once")
+    for dataset, steps, error in (*cases, (iter(TEXTS), -1, "max_steps or max_seconds is needed")):
+        trainer = language_trainer(tmp_path, max_steps=steps)
+        trainer.train_dataset = dataset
+        refuses(ValueError, error, trainer.train)
 
 
 def test_a_run_in_bfloat16_learns_as_one_in_float32(tmp_path):
@@ -255,9 +253,8 @@ def test_schedules_optimisers_and_collators_that_do_not_fit(tmp_path):
 
 def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
     labelled = [{**row, "label": row["label"] if index % 4 else -100} for index, row in enumerate(LABELLED[:16])]
-    args = TrainingArguments(tmp_path, num_train_epochs=2, per_device_train_batch_size=1, report_to="none",
-                             save_strategy="no", disable_tqdm=True)  # fmt: skip
-    trainer = Trainer(classifier(), args, collate, labelled)
+    trainer = class_trainer(tmp_path, max_steps=-1, num_train_epochs=2, per_device_train_batch_size=1)
+    trainer.train_dataset = labelled
     trainer.train()
     assert (trainer.state.global_step, trainer.state.epochs_done) == (24, 2)
 

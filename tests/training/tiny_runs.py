@@ -39,11 +39,14 @@ def collate(examples):
     return {**made, "input_ids": ids, "labels": np.array([example["label"] for example in examples])}
 
 
+def quiet_arguments(folder, **settings):
+    return TrainingArguments(folder, **{"report_to": "none", "disable_tqdm": True, "save_strategy": "no"} | settings)
+
+
 def language_trainer(folder, callbacks=(), **settings):
     model = AutoModelForMaskedLM.from_config({**CONFIG, "hidden_dropout_prob": 0.1}, seed=2)
-    given = {"max_steps": 7, "learning_rate": 1e-2, "logging_steps": 2, "save_steps": 3}
-    given |= {"per_device_train_batch_size": 4}
-    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+    given = {"max_steps": 7, "learning_rate": 1e-2, "logging_steps": 2, "save_strategy": "steps", "save_steps": 3}
+    args = quiet_arguments(folder, **{"per_device_train_batch_size": 4} | given | settings)
     return Trainer(model, args, MaskingCollator(), TEXTS, callbacks=callbacks)
 
 
@@ -51,18 +54,18 @@ def classifier(**config):
     return AutoModelForSequenceClassification.from_config({**CONFIG, **config}, num_labels=2, seed=2)
 
 
-def class_trainer(folder, callbacks=(), model=None, compute_metrics=None, **settings):
-    given = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 4, "save_strategy": "no"}
-    args = TrainingArguments(output_dir=folder, report_to="none", disable_tqdm=True, **(given | settings))
+def class_trainer(folder, callbacks=(), model=None, compute_metrics=None, kind=Trainer, **settings):
+    given = {"max_steps": 6, "learning_rate": 1e-2, "per_device_train_batch_size": 4}
+    args = quiet_arguments(folder, **given | settings)
     options = {"eval_dataset": LABELLED[:9], "compute_metrics": compute_metrics, "callbacks": callbacks}
-    return Trainer(model or classifier(), args, collate, LABELLED, **options)
+    return kind(model or classifier(), args, collate, LABELLED, **options)
 
 
 def objective_trainer(folder, model, objective, examples, tokenizer=None, collator=None, settings=None, **more):
     """A run of a few steps whose schedule does not depend on their number."""
     given = {"max_steps": 4, "learning_rate": 1e-2, "save_steps": 2, "per_device_train_batch_size": 3}
-    given |= {"lr_scheduler_type": "constant", **(settings or {})}
-    args = TrainingArguments(folder, report_to="none", disable_tqdm=True, **given)
+    given |= {"lr_scheduler_type": "constant", "save_strategy": "steps", **(settings or {})}
+    args = quiet_arguments(folder, **given)
     return Trainer(model, args, collator, examples, examples[:4], tokenizer, objective=objective, **more)
 
 

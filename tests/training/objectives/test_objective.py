@@ -16,7 +16,7 @@ from bertcore import (
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.masking import IGNORED
 from bertcore.training.metrics import run_through
 from bertcore.training.objectives import (
@@ -38,7 +38,7 @@ from tests.tiny_bert import CONFIG, random_texts
 from tests.tiny_families import tiny_config
 from tests.tolerances import assert_same_arrays
 from tests.training.objectives.students import WIDE, classifier
-from tests.training.tiny_runs import assert_resumes, objective_trainer
+from tests.training.tiny_runs import assert_resumes, objective_trainer, quiet_arguments
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -51,9 +51,12 @@ def distance(out, wanted):
     return (difference**2).sum() / len(wanted), {"hidden_states": (None, 2 * difference / len(wanted), None)}
 
 
+def custom():
+    return CustomLoss(distance, targets=["wanted"], output_hidden_states=True)
+
+
 def test_a_loss_of_the_callers_own_with_targets():
-    model = AutoModel.from_config(CONFIG, dtype="float64")
-    objective = CustomLoss(distance, targets=["wanted"], output_hidden_states=True)
+    model, objective = AutoModel.from_config(CONFIG, dtype="float64"), custom()
     batch = {"input_ids": IDS[:, 0], "wanted": np.random.default_rng(1).normal(size=(4, 6, 39))}
     with use_backend("numpy"):
         out, grads = objective.value_and_grad(model, batch)
@@ -92,11 +95,11 @@ def test_masked_words_and_a_loss_of_the_callers_own():
     model = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64")
     texts = {"input_ids": IDS[:, 0], "labels": np.where(IDS[:, 0] % 3, -100, IDS[:, 0])}
     target = {"wanted": np.random.default_rng(1).normal(size=(4, 6, 39))}
-    words, custom = MaskedLM(), CustomLoss(distance, targets=["wanted"], output_hidden_states=True)
-    total = words + custom
-    assert total.model_class == (custom + words).model_class == "AutoModelForMaskedLM"
+    words, own = MaskedLM(), custom()
+    total = words + own
+    assert total.model_class == (own + words).model_class == "AutoModelForMaskedLM"
     assert total.weight(texts | target) == (texts["labels"] != -100).sum()
-    check_sum(total, model, texts | target, [(words, texts), (custom, texts | target)])
+    check_sum(total, model, texts | target, [(words, texts), (own, texts | target)])
 
 
 def test_a_sum_goes_through_its_batch_as_its_parts_do():
@@ -148,15 +151,6 @@ ENTITIES = {
 }
 REPLACED = {"draws": RNG.random(MASK.shape)}
 WANTED = {"wanted": RNG.normal(size=(6, 11, 39))}
-
-
-def distance_of_steps(out, wanted):
-    difference = out.hidden_states[1] - wanted
-    return (difference**2).sum() / len(wanted), {"hidden_states": (None, 2 * difference / len(wanted), None)}
-
-
-def custom():
-    return CustomLoss(distance_of_steps, targets=["wanted"], output_hidden_states=True)
 
 
 PLAIN = CONFIG | {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -218,8 +212,7 @@ def test_a_run_that_accumulates_is_a_run_of_large_batches(tmp_path, case):
     rows, losses = [{name: array[row] for name, array in batch.items()} for row in range(6)], []
     for size, steps in ((6, 1), (2, 3), (1, 6)):
         settings = {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps, "max_steps": 2}
-        args = TrainingArguments(tmp_path / str(size), logging_steps=1, report_to="none", disable_tqdm=True,
-                                 save_strategy="no", adam_epsilon=1e-3, **settings)  # fmt: skip
+        args = quiet_arguments(tmp_path / str(size), logging_steps=1, adam_epsilon=1e-3, **settings)
         trainer = Trainer(model(), args, stacked, rows, objective=objective())
         trainer.train()
         losses.append([logs[name] for logs in trainer.state.log_history[:2] for name in ("loss", "grad_norm")])
