@@ -1,13 +1,14 @@
 """Families that transformers lacks, against their published definitions in PyTorch: values and gradients in float64.
 
-BERT Hash and nomic-embed-text-v2 (its mixtures) by their authors' code, NeoBERT by arXiv:2502.19587. Each text passes
-alone: no padding.
+BERT Hash, nomic-embed-text-v2 (its mixtures) and Jina BERT v2 (its code model too) by their authors' code, NeoBERT by
+arXiv:2502.19587. Each text passes alone, without padding; only Jina BERT's definition sees where its tokens stand.
 """
 
 import numpy as np
 import pytest
 
 from bertcore import AutoModel, vjp
+from tests.models.family_table import FAMILIES
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
@@ -39,13 +40,13 @@ def rotated(states, theta, pairs):
     return torch.cat([turned.real, turned.imag], -1)
 
 
-def attention(query, key, value):
+def attention(query, key, value, bias=0.0):
     """(tokens, heads, width) each."""
-    scores = torch.einsum("qhw,khw->hqk", query, key) / query.shape[-1] ** 0.5
+    scores = torch.einsum("qhw,khw->hqk", query, key) / query.shape[-1] ** 0.5 + bias
     return torch.einsum("hqk,khw->qhw", scores.softmax(-1), value).flatten(1)
 
 
-def neobert(config, weights, ids):
+def neobert(config, weights, ids, types, places):
     states, heads = weights["encoder.weight"][ids], config["num_attention_heads"]
     for layer in range(config["num_hidden_layers"]):
         own = {name.split(".", 2)[2]: part for name, part in weights.items() if f"encoder.{layer}." in name}
@@ -58,11 +59,11 @@ def neobert(config, weights, ids):
     return rms_norm(states, weights["layer_norm.weight"], config["norm_eps"])
 
 
-def bert_hash(config, weights, ids):
+def bert_hash(config, weights, ids, types, places):
     words, eps = "embeddings.word_embeddings", config["layer_norm_eps"]
     states = linear(weights[f"{words}.embeddings.weight"][ids], weights, f"{words}.projections")
     states = states + weights["embeddings.position_embeddings.weight"][: len(ids)]
-    states = states + weights["embeddings.token_type_embeddings.weight"][0]
+    states = states + weights["embeddings.token_type_embeddings.weight"][types]
     states = layer_norm(states, weights, "embeddings.LayerNorm", eps)
     for layer in range(config["num_hidden_layers"]):
         own = {name.split(".", 3)[3]: part for name, part in weights.items() if f"encoder.layer.{layer}." in name}
@@ -73,6 +74,41 @@ def bert_hash(config, weights, ids):
         )
         inner = F.gelu(linear(states, own, "intermediate.dense"))
         states = layer_norm(states + linear(inner, own, "output.dense"), own, "output.LayerNorm", eps)
+    return states
+
+
+def slopes(heads):
+    """Press et al. 2021, and what they say of other numbers of heads (their issue 5)."""
+    if heads & (heads - 1) == 0:
+        return [2.0 ** (-8 * (head + 1) / heads) for head in range(heads)]
+    below = 2 ** int(np.log2(heads))
+    return slopes(below) + slopes(2 * below)[::2][: heads - below]
+
+
+def jina_bert(config, weights, ids, types, places):
+    heads, eps = config["num_attention_heads"], config["layer_norm_eps"]
+    is_code = "qk-post-norm" in config["auto_map"]["AutoModel"]
+    bias = -torch.tensor(slopes(heads), dtype=torch.float64)[:, None, None] * (places[:, None] - places).abs()
+    act = {"geglu": F.gelu, "reglu": F.relu}[config["feed_forward_type"]]
+    words, kinds = (weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
+    states = layer_norm(words[ids] + kinds[types], weights, "embeddings.LayerNorm", eps)
+    for layer in range(config["num_hidden_layers"]):
+        own = {name.split(".", 3)[3]: part for name, part in weights.items() if f"encoder.layer.{layer}." in name}
+        parts = {name: linear(states, own, f"attention.self.{name}") for name in ("query", "key", "value")}
+        if is_code:
+            for name in ("query", "key"):
+                parts[name] = layer_norm(parts[name], own, f"attention.self.layer_norm_{name[0]}", eps)
+        mixed = attention(*(part.unflatten(-1, (heads, -1)) for part in parts.values()), bias)
+        attended = layer_norm(
+            linear(mixed, own, "attention.output.dense") + states, own, "attention.output.LayerNorm", eps
+        )
+        if is_code:
+            attended = layer_norm(states + attended, own, "layer_norm_1", eps)
+            up, gate = linear(attended, own, "mlp.up_gated_layer").chunk(2, -1)
+            states = layer_norm(attended + linear(up * act(gate), own, "mlp.down_layer"), own, "layer_norm_2", eps)
+        else:
+            gate, up = linear(attended, own, "mlp.gated_layers").chunk(2, -1)
+            states = layer_norm(attended + linear(act(gate) * up, own, "mlp.wo"), own, "mlp.layernorm", eps)
     return states
 
 
@@ -88,7 +124,7 @@ def nomic_mixture(config, own, states):
     return (factors[..., None] * outputs).sum(1) + own["mlp.experts.bias"]
 
 
-def nomic(config, weights, ids):
+def nomic(config, weights, ids, types, places):
     eps = config["layer_norm_epsilon"]
     states = weights["embeddings.word_embeddings.weight"][ids] + weights["embeddings.token_type_embeddings.weight"][0]
     states = layer_norm(states, weights, "emb_ln", eps)
@@ -117,6 +153,11 @@ def drawn_config(family, rng):
     if family == "bert_hash":
         more = {"projections": int(rng.integers(1, 20)), "max_position_embeddings": 32, "type_vocab_size": 2}
         return common | more | {"model_type": "bert_hash", "layer_norm_eps": eps}
+    if family.startswith("jina"):
+        heads = int(rng.choice([1, 3, 4, 12]))
+        more = {"hidden_size": heads * width, "num_attention_heads": heads, "max_position_embeddings": 8}
+        gate = str(rng.choice(["geglu", "reglu"]))
+        return FAMILIES[family].config | common | more | {"layer_norm_eps": eps, "feed_forward_type": gate}
     theta = float(rng.uniform(10, 1e5))
     experts, biases = int(rng.integers(1, 9)), ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
     return {
@@ -129,6 +170,7 @@ def drawn_config(family, rng):
 
 
 DEFINITIONS = {"neobert": neobert, "bert_hash": bert_hash, "nomic_v2": nomic}
+DEFINITIONS |= {"jina_bert": jina_bert, "jina_bert_code": jina_bert}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -136,7 +178,7 @@ DEFINITIONS = {"neobert": neobert, "bert_hash": bert_hash, "nomic_v2": nomic}
 def test_a_family_is_its_definition(family, seed):
     rng = np.random.default_rng([seed, len(family)])
     config = drawn_config(family, rng)
-    more = {"add_pooling_layer": False} if family == "bert_hash" else {}
+    more = {} if family in ("neobert", "nomic_v2") else {"add_pooling_layer": False}
     model = AutoModel.from_config(config, dtype="float64", **more)
     state = {name: rng.normal(0.5 if "norm" in name.lower() else 0, 0.6, shape).astype("f4")
              for name, shape in model.expected_tensors().items()}  # fmt: skip
@@ -144,15 +186,20 @@ def test_a_family_is_its_definition(family, seed):
     weights = {name: torch.tensor(array, dtype=torch.float64, requires_grad=True) for name, array in state.items()}
     lengths = rng.integers(1, 32, 3)
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(int)
+    if family.startswith("jina"):  # holes, which count as places
+        mask *= rng.random(mask.shape) < 0.8
     ids = rng.integers(1, config["vocab_size"], mask.shape) * mask
-    found, pullback = vjp(model)(input_ids=ids, attention_mask=mask)
+    types = rng.integers(0, 2 if more else 1, mask.shape)
+    given = {"token_type_ids": types} if more else {}
+    found, pullback = vjp(model)(input_ids=ids, attention_mask=mask, **given)
     grad = rng.normal(size=found.last_hidden_state.shape)
     grads = pullback({"last_hidden_state": grad})
-    loss = 0
-    for row, length in enumerate(lengths):
-        expected = DEFINITIONS[family](config, weights, torch.from_numpy(ids[row, :length]))
-        np.testing.assert_allclose(found.last_hidden_state[row, :length], expected.detach(), rtol=1e-9, atol=1e-9)
-        loss = loss + (expected * torch.from_numpy(grad[row, :length])).sum()
+    loss = torch.zeros((), requires_grad=True)
+    for row, real in enumerate(mask > 0):
+        inputs = [torch.from_numpy(array) for array in (ids[row, real], types[row, real], np.flatnonzero(real))]
+        expected = DEFINITIONS[family](config, weights, *inputs)
+        np.testing.assert_allclose(found.last_hidden_state[row, real], expected.detach(), rtol=1e-9, atol=1e-9)
+        loss = loss + (expected * torch.from_numpy(grad[row, real])).sum()
     loss.backward()
     assert set(grads) == set(weights)
     for name, weight in weights.items():
