@@ -16,8 +16,9 @@ from bertcore import (
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.low_precision import quantize
 from tests.models.family_checks import check_loads, drawn_anew
-from tests.models.family_parity import check_saved_config, random_model
+from tests.models.family_parity import random_model
 from tests.models.family_table import FAMILIES
+from tests.refusals import refuses
 
 ALBERT = FAMILIES["albert"].with_changes(FAMILIES["albert"].everything)
 DISTILBERT = FAMILIES["distilbert"].config
@@ -121,18 +122,6 @@ def test_published_configs_of_eurobert():
     assert old.spec == new.spec and old.spec.layers[0].rotary.theta == 250000
 
 
-def test_eurobert_configs_that_are_refused():
-    with pytest.raises(ValueError, match="num_attention_heads is 4, expected a multiple of num_key_value_heads 3"):
-        AutoModel(EUROBERT | {"num_key_value_heads": 3})
-    with pytest.raises(ValueError, match=r"rope_scaling\.rope_type is 'yarn'"):
-        AutoModel(EUROBERT | {"rope_scaling": {"rope_type": "yarn"}})
-
-
-@pytest.mark.parity
-def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
-    check_saved_config(EUROBERT | {"rope_theta": 250000, "rope_scaling": None}, tmp_path)
-
-
 def test_two_norms_have_the_published_codes_own_epsilon():
     """At states of ordinary size the effect of this epsilon is below rounding."""
     encoder = AutoModel(MOBILEBERT | LAYER_NORM | {"layer_norm_eps": 0.25}).encoder
@@ -141,11 +130,17 @@ def test_two_norms_have_the_published_codes_own_epsilon():
     assert first.norm.eps == encoder.layers[0].out.norm.eps == encoder.layers[0].attention.norm.eps == 0.25
 
 
-def test_mobilebert_configs_that_are_refused():
-    with pytest.raises(ValueError, match="intra_bottleneck_size is 26, expected 39"):
-        AutoModel.from_config(MOBILEBERT | {"key_query_shared_bottleneck": False})
-    with pytest.raises(ValueError, match="intra_bottleneck_size is 15, expected a multiple of num_attention_heads 2"):
-        AutoModel.from_config(MOBILEBERT | {"intra_bottleneck_size": 15})
+REFUSED = [
+    (EUROBERT, {"num_key_value_heads": 3}, "num_attention_heads is 4, expected a multiple of num_key_value_heads 3"),
+    (EUROBERT, {"rope_scaling": {"rope_type": "yarn"}}, r"rope_scaling\.rope_type is 'yarn'"),
+    (MOBILEBERT, {"key_query_shared_bottleneck": False}, "intra_bottleneck_size is 26, expected 39"),
+    (MOBILEBERT, {"intra_bottleneck_size": 15}, "intra_bottleneck_size is 15, expected a multiple of num_attention_he"),
+]
+
+
+@pytest.mark.parametrize("config, changes, message", REFUSED)
+def test_configs_that_are_refused(config, changes, message):
+    refuses(ValueError, message, AutoModel, config | changes)
 
 
 @pytest.mark.parity

@@ -6,7 +6,6 @@ import pytest
 from bertcore import AutoModel, SentenceEncoder, use_backend
 from bertcore.checkpoint import CheckpointError, save_checkpoint
 from tests.models.family_checks import drawn_anew
-from tests.models.family_parity import check_saved_config
 from tests.refusals import refuses
 from tests.tokenization.family_folders import write_family
 from tests.tolerances import assert_same_arrays
@@ -104,8 +103,3 @@ def test_adapters_that_are_not_there(tmp_path):
     for key, value in wrong.items():
         save_checkpoint(tmp_path, ADAPTED | {key: value}, AutoModel.from_config(TINY).state_dict())
         refuses(ValueError, f"config: {key} is", AutoModel.from_pretrained, tmp_path)
-
-
-@pytest.mark.parity
-def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
-    check_saved_config(TINY, tmp_path)

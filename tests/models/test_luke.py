@@ -319,50 +319,29 @@ def test_wrong_configs_are_named():
     check_refused(bertcore.AutoModelForMaskedLM.from_config, TINY, wrong)
 
 
-WRONG = {
-    "entity_position_ids": (None, "without entity_position_ids"),
-    "entity_ids": (None, "entity_attention_mask is given without entity_ids"),
-    "entity_attention_mask": ([[1, 1, 2], [1, 0, 0], [1, 1, 0]], r"entity_attention_mask\[0, 2\] is 2"),
-    "entity_token_type_ids": ([[0, 0, 2]] * 3, r"entity_token_type_ids\[0, 2\] is 2, expected 0 to 1"),
-}
+BATCH, ENDS = tiny_batch()
+NO_ENTITIES = {name: None for name in BATCH if name.startswith("entity_")}
+FAR, FOREIGN = BATCH["entity_position_ids"].copy(), BATCH["entity_ids"].copy()
+FAR[1, 0, 1], FOREIGN[2, 1] = 26, 19
+OUTSIDE = ENDS | {"entity_start_positions": np.full((3, 3), 6)}
+WRONG = [  # changes of the batch, what the error says, the head
+    ({"entity_position_ids": None}, "without entity_position_ids", ""),
+    ({"entity_ids": None}, "entity_attention_mask is given without entity_ids", ""),
+    ({"entity_attention_mask": [[1, 1, 2], [1, 0, 0], [1, 1, 0]]}, r"entity_attention_mask\[0, 2\] is 2", ""),
+    ({"entity_token_type_ids": [[0, 0, 2]] * 3}, r"entity_token_type_ids\[0, 2\] is 2, expected 0 to 1", ""),
+    ({"entity_position_ids": FAR}, r"entity_position_ids\[1, 0, 1\] is 26, expected 0 to 25", ""),
+    ({"entity_position_ids": FAR[:, :2]}, r"_ids has shape \(3, 2, 4\), expected \(3, 3, 'tokens'\)", ""),
+    ({"entity_ids": FOREIGN}, r"entity_ids\[2, 1\] is 19, expected 0 to 18: the model has 19 entities", ""),
+    ({"entity_ids": FOREIGN[:2]}, "entity_ids has 2 sequences, expected 3 as input_ids has", ""),
+    (NO_ENTITIES, "entity_ids is None, .* LukeForEntityPairClassification needs", "ForEntityPairClassification"),
+    ({}, r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2", "ForEntityPairClassification"),
+    (ENDS | {"entity_end_positions": None}, "entity_end_positions is None", "ForEntitySpanClassification"),
+    (OUTSIDE, r"start_positions\[1, 0\] is 6, expected the column of a real", "ForEntitySpanClassification"),
+    (ENDS | {"labels": np.zeros((3, 3), int)}, r"padded position \(entity_att", "ForEntitySpanClassification"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_entities_are_named(name):
-    model, (batch, _) = AutoModel.from_config(TINY), tiny_batch()
-    value, message = WRONG[name]
-    with use_backend("numpy"), pytest.raises(ValueError, match=message):
-        model(**batch | {name: value})
-
-
-def test_wrong_shapes_and_values_of_entities_are_named():
-    model, (batch, _) = AutoModel.from_config(TINY), tiny_batch()
-    positions = batch["entity_position_ids"].copy()
-    positions[1, 0, 1] = 26
-    ids = batch["entity_ids"].copy()
-    ids[2, 1] = 19
-    with use_backend("numpy"):
-        with pytest.raises(ValueError, match=r"entity_position_ids\[1, 0, 1\] is 26, expected 0 to 25"):
-            model(**batch | {"entity_position_ids": positions})
-        with pytest.raises(ValueError, match=r"entity_ids\[2, 1\] is 19, expected 0 to 18: the model has 19 entities"):
-            model(**batch | {"entity_ids": ids})
-        with pytest.raises(ValueError, match=r"entity_position_ids has shape \(3, 2, 4\), expected \(3, 3, 'tokens'\)"):
-            model(**batch | {"entity_position_ids": positions[:, :2]})
-        with pytest.raises(ValueError, match="entity_ids has 2 sequences, expected 3 as input_ids has"):
-            model(**batch | {"entity_ids": ids[:2]})
-
-
-def test_heads_say_what_they_lack():
-    batch, ends = tiny_batch()
-    words = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    pair = bertcore.AutoModelForEntityPairClassification.from_config(TINY)
-    span = bertcore.AutoModelForEntitySpanClassification.from_config(TINY)
-    with use_backend("numpy"):
-        refuses(ValueError, "entity_ids is None, .* LukeForEntityPairClassification needs", pair, **words)
-        refuses(ValueError, r"entity_attention_mask\[1, 1\] is 0, expected 1: .* first 2", pair, **batch)
-        with pytest.raises(ValueError, match="entity_end_positions is None"):
-            span(**batch, entity_start_positions=ends["entity_start_positions"])
-        with pytest.raises(ValueError, match=r"entity_start_positions\[1, 0\] is 6, expected the column of a real"):
-            span(**batch, **ends | {"entity_start_positions": np.full((3, 3), 6)})
-        with pytest.raises(ValueError, match=r"a label at a padded position \(entity_attention_mask 0\)"):
-            span(**batch, **ends, labels=np.zeros((3, 3), int))
+@pytest.mark.parametrize(("changes", "message", "head"), WRONG)
+@pytest.mark.usefixtures("on_numpy")
+def test_wrong_entities_are_named(changes, message, head):
+    refuses(ValueError, message, getattr(bertcore, f"AutoModel{head}").from_config(TINY), **BATCH | changes)

@@ -16,6 +16,7 @@ from tests.kernels.oracles import gelu
 from tests.models.family_checks import check_loads, check_recorded, check_refused, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch
 from tests.models.family_table import FAMILIES
+from tests.models.test_jina_embeddings_v3 import TINY as JINA_TINY
 from tests.refusals import refuses
 from tests.tiny_families import tiny_config
 
@@ -48,6 +49,9 @@ def test_configs_that_are_refused():
     ):
         refuses(ValueError, message, AutoModel, TINY | {"rope_parameters": {"full_attention": section}})
     refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, TINY | {"num_attention_heads": 12})
+    for key, scaling in (("type", {"type": "yarn"}), ("mixed_b", {"type": "ntk", "mixed_b": 1.0})):
+        scaled = GTE_TINY | {"rope_scaling": {"factor": 2.0} | scaling}
+        refuses(ValueError, rf"config: rope_scaling.{key} is", AutoModel, scaled)
 
 
 GTE_TINY = {
@@ -80,19 +84,6 @@ def test_published_files_load(tmp_path, prefix):
     model = drawn_anew(AutoModelForSequenceClassification.from_config(GTE_TINY))
     names = {name: name.replace("gte.", prefix) for name in model.expected_tensors()}
     check_loads(model, tmp_path, {names[name]: array for name, array in model.state_dict().items()})
-
-
-def test_gte_configs_that_are_refused():
-    for scaling, key in (
-        ({"type": "yarn"}, "rope_scaling.type"),
-        ({"type": "ntk", "mixed_b": 1.0}, "rope_scaling.mixed_b"),
-    ):
-        refuses(ValueError, rf"config: {key} is", AutoModel, GTE_TINY | {"rope_scaling": {"factor": 2.0} | scaling})
-
-
-@pytest.mark.parity
-def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path):
-    check_saved_config(GTE_TINY, tmp_path)
 
 
 @pytest.mark.parametrize("model_type", ["new", "gte", "xlm-roberta-flash", "jina_embeddings_v3"])
@@ -178,9 +169,18 @@ def test_positions_have_a_bound():
         AutoModel.from_config(NOMIC_TINY)([[3, 4]], position_ids=[[0, 2**30]])
 
 
+PUBLISHED = {
+    "gte": GTE_TINY,
+    "nomic_bert": NOMIC_TINY | {"rotary_scaling_factor": 2.0},
+    "jina_embeddings_v3": JINA_TINY,
+    "eurobert": FAMILIES["eurobert"].config | {"rope_theta": 250000, "rope_scaling": None},
+}
+
+
 @pytest.mark.parity
-def test_transformers_loads_what_a_published_nomic_config_is_saved_as(tmp_path):
-    check_saved_config(NOMIC_TINY | {"rotary_scaling_factor": 2.0}, tmp_path)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_transformers_loads_what_a_published_config_is_saved_as(tmp_path, name):
+    check_saved_config(PUBLISHED[name], tmp_path)
 
 
 def mixture_by_definition(hidden, arrays, chosen):
