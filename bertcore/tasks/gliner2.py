@@ -30,6 +30,7 @@ from bertcore.tasks.gliner2_schema import (
 )  # fmt: skip
 from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
+from bertcore.tasks.sequence_scores import FUNCTIONS
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts, progress_bar
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
@@ -356,12 +357,8 @@ class _Reader:
 
     def classes(self, part: SchemaPart, logits: np.ndarray) -> Any:
         options, labels = part.options, list(part.fields)
-        is_multiple = options["multi_label"]
-        if options["class_act"] == "sigmoid" or (options["class_act"] == "auto" and is_multiple):
-            scores = 0.5 + np.tanh(logits / 2) / 2
-        else:
-            shares = np.exp(logits - logits.max())
-            scores = shares / shares.sum()
+        is_multiple, name = options["multi_label"], options["class_act"]
+        scores = FUNCTIONS[name if name != "auto" else "sigmoid" if is_multiple else "softmax"](logits)
         best = int(scores.argmax())
         chosen = np.flatnonzero(scores >= options["cls_threshold"]).tolist() if is_multiple else []
         chosen = chosen or [best]

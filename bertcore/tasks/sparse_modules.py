@@ -426,13 +426,14 @@ def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
             part = logits.max(axis=0)
             total = part if total is None else kernels.array_module(part).maximum(total, part)
         else:
-            part = _activated(logits, settings.activation).sum(axis=0)
+            part = activated(logits, settings.activation).sum(axis=0)
             total = part if total is None else total + part
-    total = _activated(total, settings.activation) if settings.strategy == "max" else total
+    total = activated(total, settings.activation) if settings.strategy == "max" else total
     return kernels.to_host(total)
 
 
-def _activated(logits: Any, activation: str) -> Any:
+def activated(logits: Any, activation: str) -> Any:
+    """Return log(1 + relu(logits)), for "log1p_relu" the logarithm of 1 plus that."""
     xp = kernels.array_module(logits)
     weights = xp.log1p(xp.maximum(logits, 0))
     return xp.log1p(weights) if activation == "log1p_relu" else weights

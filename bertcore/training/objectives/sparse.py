@@ -24,6 +24,7 @@ from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 from bertcore.tape import Tensor
+from bertcore.tasks.sparse_modules import activated
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embedding_losses import AnglELoss, DistillKLDivLoss, MSELoss
 from bertcore.training.objectives.embeddings import (
@@ -117,10 +118,6 @@ def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy
     shape = (len(spans), logits.shape[1])
     found, peaks = xp.zeros(shape, logits.dtype), xp.zeros(shape, np.int64)
 
-    def activated(values):
-        once = xp.log1p(xp.maximum(values, 0))
-        return xp.log1p(once) if activation == "log1p_relu" else once
-
     def slopes(values):
         relu = xp.maximum(values, 0)
         slope = (values > 0) / (1 + relu)
@@ -130,9 +127,9 @@ def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy
     for text, (first, last) in enumerate(spans):
         if first < last and strategy == "max":
             peaks[text] = first + logits[first:last].argmax(axis=0)
-            found[text] = activated(logits[peaks[text], columns])
+            found[text] = activated(logits[peaks[text], columns], activation)
         elif first < last:
-            found[text] = activated(logits[first:last]).sum(axis=0)
+            found[text] = activated(logits[first:last], activation).sum(axis=0)
 
     def pullback(grad):
         total = xp.zeros_like(logits)
