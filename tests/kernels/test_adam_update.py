@@ -5,17 +5,15 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
-from bertcore.kernels import adam_update, get_num_threads, set_num_threads, use_backend
+from bertcore.kernels import adam_update, get_num_threads, set_num_threads
 from bertcore.kernels.adam_update import RULES, cpu, reference
 from bertcore.kernels.adam_update.numbers import levels
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.kernels.arrays import normal, to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES
-from tests.refusals import refuses
 from tests.tolerances import assert_all_close, assert_same_arrays
 
 SHAPES = [(0,), (1,), (39,), (7, 160), (131, 97)]
-MEMORY = np.ones((3, 3))
 OPTIONS = {"lr": 0.01, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
 
 
@@ -63,15 +61,6 @@ def test_cuda(rule):
         assert len(gpu.launches) == (3 if rule == "adamw" else 9)
     for one, expected in zip(found, exact, strict=True):
         assert_all_close(one, expected)
-
-
-@has_emulator
-@pytest.mark.parametrize("memory", [to_gpu, np.asarray], ids=["gpu", "host"])
-def test_16_bits_are_refused(memory):
-    with driverless(emulated=False), use_backend("auto" if memory is to_gpu else "numpy"):
-        parameter, grad, *moments = (memory(array) for array in (*arrays((3,), np.float16), np.ones(3, np.float16)))
-        with pytest.raises(TypeError, match="parameter has dtype float16, expected float32"):
-            adam_update(parameter, grad, *moments, **OPTIONS, step=1)
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba", pytest.param("cupy", marks=has_emulator)])
@@ -134,13 +123,6 @@ def test_several_at_once_have_the_bits_of_one_by_one(rule, backend):
     adam_update([], [], [], [], **OPTIONS, step=1, rule=rule, backend=backend)
 
 
-def test_lists_that_share_memory():
-    given = {name: [np.ones(3), np.ones(3)] for name in ("parameter", "grad", "first_moment", "second_moment")}
-    given["second_moment"][1] = given["parameter"][1]
-    refuses(ValueError, r"parameter\[1\] and second_moment\[1\] share memory", adam_update, **given, lr=0.1, step=1)
-    assert all((array == 1).all() for arrays in given.values() for array in arrays)
-
-
 def test_stable_adamw_makes_the_step_of_a_sudden_gradient_small():
     """With v' after one step equal to g^2 the rate is lr; a gradient 100 times as large divides it."""
     options = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 0.0}
@@ -179,12 +161,10 @@ def test_extremes(rule, value):
         assert found[1][0][1] == 2 and found[1][2][1] == np.inf
 
 
-def test_numbers_of_float32():
-    given = {name: np.ones(3, np.float32) for name in ("parameter", "grad", "first_moment", "second_moment")}
-    for change in ({"lr": 1e39}, {"eps": 1e-60}, {"weight_decay": 1e300}):
-        refuses(ValueError, "as float32 has it", adam_update, **given | {"lr": 0.1, "step": 1} | change)
-    adam_update(**given, lr=1e-60, step=1)
-    assert (given["parameter"] == 1).all()
+def test_a_rate_too_small_for_float32_is_zero():
+    given = [np.ones(3, np.float32) for _ in range(4)]
+    adam_update(*given, lr=1e-60, step=1)
+    assert (given[0] == 1).all()
 
 
 @pytest.mark.parity
@@ -202,30 +182,6 @@ def test_torch():
     for step in range(1, 6):
         adam_update(tensors[0], torch.tensor(normal(step, (7, 39))), *tensors[1:], **OPTIONS, step=step)
     np.testing.assert_array_equal(tensors[0].numpy(), state[0])
-
-
-@pytest.mark.parametrize("change, error", [
-    ({"lr": -1}, "lr is -1"),
-    ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0"),
-    ({"eps": np.nan}, "eps is nan"),
-    ({"weight_decay": 10**400}, "weight_decay is an integer of 1329 bits"),
-    ({"step": 10**400}, "step is an integer of 1329 bits"),
-    ({"step": 0}, "step is 0"),
-    ({"step": np.ones(())}, r"step is array\(1\.\), expected an integer"),
-    ({"grad_scale": np.ones(2)}, r"grad_scale has shape \(2,\)"),
-    ({"grad_scale": np.ones((), np.float32)}, "grad_scale has dtype float32"),
-    ({"rule": "adam"}, "rule is 'adam', expected one of 'adamw'"),
-    ({"parameter": np.zeros((3, 2)).T}, "parameter is not C-contiguous"),
-    ({"grad": np.zeros((2, 4))}, "grad"),
-    ({"first_moment": np.broadcast_to(np.zeros(()), (2, 3))}, "first_moment is"),
-    ({"second_moment": np.zeros((2, 3), np.float32)}, "dtype"),
-    ({"parameter": MEMORY[:2], "grad": MEMORY[1:]}, "parameter and grad share memory"),
-    ({"first_moment": MEMORY[:2], "second_moment": MEMORY[1:]}, "first_moment and second_moment share memory"),
-])  # fmt: skip
-def test_hostile_arguments(change, error):
-    given = {name: np.ones((2, 3)) for name in ("parameter", "grad", "first_moment", "second_moment")}
-    refuses((TypeError, ValueError), error, adam_update, **given | {"lr": 0.1, "step": 1} | change)
-    assert all((array == 1).all() for array in (MEMORY, *given.values()))
 
 
 @pytest.mark.parametrize("is_signed", [True, False])

@@ -16,7 +16,7 @@ from tests.kernels.attention_forms import DENSE, OFFSETS, PACKED
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.strategies import normal
 from tests.refusals import refuses
-from tests.tolerances import assert_close
+from tests.tolerances import assert_close, assert_same_arrays
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -164,12 +164,32 @@ def right_kinds(operation, name):
     return optional | RIGHT.get(type(argument), set()) | (OF_ATTENTION.get(name, set()) if argument else set())
 
 
+def richest_calls():
+    """Yield (operation, arguments by name in float32) of the case of each operation with the most arguments."""
+    for operation, cases in CASES.items():
+        given = max(
+            ({name: narrow(it) for name, it in case.arguments.items() if it is not None} for case in cases.values()),
+            key=richness,
+        )
+        yield operation, given
+
+
+def richness(given):
+    """The number of arguments, then whether all arrays have several elements."""
+    return len(given), min(np.size(it) > 1 for it in given.values() if isinstance(it, np.ndarray))
+
+
+def narrow(value):
+    return value.astype(np.float32) if getattr(value, "dtype", None) == np.float64 else value
+
+
 def calls():
     """Yield each argument of each operation with a record: (operation, right arguments, the argument's name)."""
     for operation, cases in CASES.items():
         seen = set()
         for case in sorted(cases.values(), key=lambda case: -sum(it is not None for it in case.arguments.values())):
-            given = {name: it for name, it in public_arguments(case.arguments).items() if it is not None}
+            arguments = {name: narrow(it) for name, it in case.arguments.items()}
+            given = {name: it for name, it in public_arguments(arguments).items() if it is not None}
             for name in given.keys() - seen:
                 yield pytest.param(operation, given, name, id=f"{operation}-{name}")
             seen |= given.keys()
@@ -182,12 +202,108 @@ def check_kinds(call, name, right=()):
             refuses(TypeError, rf"^{name}\b", call, value)
 
 
+OF_FLOAT32 = (np.nan, np.inf, 10**400, 1e-60, 1e39)
+# Values of a right kind that are refused.
+OUT_OF_RANGE = {
+    "eps": (-1e-5, *OF_FLOAT32),
+    "scale": OF_FLOAT32,
+    **dict.fromkeys(("p", "dropout_p"), (1.0, -0.1, np.nan)),
+    **dict.fromkeys(("seed", "dropout_seed"), (-1, 2**64)),
+    "dim": (9, -9),
+    "ignore_index": (2**63,),
+    "skipped": (-1,),
+    "window": (-1, (1,), (1, -2)),
+    **dict.fromkeys(("activation", "approximate", "gate", "mode", "reduction"), ("no such name",)),
+}
+
+
 @pytest.mark.parametrize("operation, given, name", sorted(calls(), key=lambda param: param.id))
 def test_arguments_of_operations(operation, given, name):
+    def call(value):
+        return getattr(kernels, operation)(**given | {name: value})
+
     right = right_kinds(operation, name)
     if name in ("cu_seqlens", "cu_seqlens_k", "cu_seqlens_q", "attn_mask", "bias", "relative"):
         right = right | {"None"}  # attention's and maxsim's constraints on several arguments
-    check_kinds(lambda value: getattr(kernels, operation)(**given | {name: value}), name, right)
+    check_kinds(call, name, right)
+    for value in OUT_OF_RANGE.get(name, ()):
+        refuses(ValueError, rf"^{name}\b", call, value)
+    assert name in OUT_OF_RANGE or isinstance(given[name], np.ndarray | bool | kernels.RelativePositions)
+
+
+WRONG_DTYPES = {"f": (">f4", "c8", "i8"), "i": ("f4", "c8", "?"), "b": ("i8", "c8")}  # by the right one's kind
+
+
+def wrong_dtypes(array):
+    return [array.astype(dtype) for dtype in WRONG_DTYPES[array.dtype.kind]]
+
+
+def longer(array):
+    """The array with one more element along each of its axes in turn, and with one more axis."""
+    yield array[None]
+    for axis in range(array.ndim):
+        yield np.concatenate(
+            [array, np.zeros_like(array, shape=[*array.shape[:axis], 1, *array.shape[axis + 1 :]])], axis
+        )
+
+
+@pytest.mark.parametrize("operation, given", list(richest_calls()))
+def test_dtypes_and_shapes_of_arrays(operation, given):
+    """Arrays are of their kind, floats all of one dtype, and each but the first shares an axis with another."""
+
+    def call(name, value):
+        arguments = public_arguments(given | {name: value})
+        return getattr(kernels, operation)(**arguments | ({name: value} if name in arguments else {}))
+
+    arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
+    floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]
+    for name, array in arrays.items():
+        for wrong in wrong_dtypes(array):
+            refuses(TypeError, rf"^{name}\b", call, name, wrong)
+        if name in floats[1:]:
+            refuses(TypeError, f"^{name} has dtype float64, expected float32", call, name, array.astype(np.float64))
+        if name != next(iter(arrays)):
+            check_sizes(operation, name, array, partial(call, name))
+
+
+# Arrays with an axis that no other shares, and a bias that may have one more.
+FREE = {("embedding", "weight"), ("cross_entropy", "input"), ("gated_activation", "input"), ("attention", "bias")}
+
+
+def check_sizes(operation, name, array, call):
+    refused = [is_refused(partial(call, wrong)) for wrong in longer(array)]
+    assert any(refused) if (operation, name) in FREE else all(refused), name
+
+
+def is_refused(call):
+    try:
+        call()
+    except ValueError as error:
+        return "expected" in str(error)  # NumPy's own errors do not say that
+    return False
+
+
+@pytest.mark.parametrize("operation, given", list(richest_calls()))
+def test_arguments_of_backwards(operation, given):
+    output, saved = getattr(kernels, operation)(**public_arguments(given), save=True)
+    backward, grad = getattr(kernels, f"{operation}_backward"), np.ones_like(output)
+    is_any = operation == "embedding"  # its gradient is of any floating dtype and any width
+    for wrong in wrong_dtypes(grad) + [grad.astype(np.float64)] * (not is_any):
+        refuses(TypeError, "^grad_output has dtype", backward, wrong, saved)
+    for wrong in [*longer(grad)][: -1 if is_any else None]:
+        refuses(ValueError, "^(grad_output has shape|saved.cu_seqlens runs)", backward, wrong, saved)
+    refuses(TypeError, f"^saved is tuple, expected {type(saved).__name__}", backward, grad, tuple(saved))
+
+    def call(field, value):
+        return backward(grad, saved._replace(**{field: value}))
+
+    for field, value in saved._asdict().items():
+        for wrong in OUT_OF_RANGE.get(field, ()):
+            refuses(ValueError, rf"^(saved\.)?{field}\b", call, field, wrong)
+        if isinstance(value, np.ndarray):
+            for wrong in ([1.0], *wrong_dtypes(value)):
+                refuses(TypeError, rf"^(saved\.)?{field}\b", call, field, wrong)
+            check_sizes(operation, field, value, partial(call, field))
 
 
 # Operations without a record: arrays, lists of arrays, and numbers by name.
@@ -215,6 +331,7 @@ OTHERS = {
     "linear_weight_gradient": {"grad_output": f32(2, 4), "input": f32(2, 3)},
 }
 LISTS = [(operation, name) for operation, given in OTHERS.items() for name in given if isinstance(given[name], list)]
+PASSING = {("cast", "arrays"), ("joint_norm", "arrays"), ("adam_update", "grad"), ("muon_update", "grad")}  # only read
 RIGHT_OF_OTHERS = {float: A_NUMBER, int: AN_INTEGER, str: {"a text"}, tuple: {"nested lists", "a tuple"}}
 
 
@@ -236,19 +353,65 @@ def test_arguments_of_other_operations(operation, name):
 def test_lists_of_arrays(operation, name):
     check_kinds(lambda value: called(operation, **{name: [value]}), name)
     called(operation, **{name: tuple(OTHERS[operation][name])})
-    if sum(operation == other for other, _ in LISTS) > 1:  # of one length and of the same shapes
-        for wrong in ([], OTHERS[operation][name] * 2, [f32(5, 2)]):
-            refuses(ValueError, None, called, operation, **{name: wrong})
+    given = {other: [*it, *it] for other, it in OTHERS[operation].items() if isinstance(it, list)}
+
+    def refuses_second(error, message, array):
+        """In the place of the second array; nothing is changed."""
+        lists = {other: [array.copy() for array in arrays] for other, arrays in given.items()}
+        refuses(error, message, called, operation, **lists | {name: [lists[name][0], array]})
+        for other, arrays in lists.items():
+            assert_same_arrays(arrays, given[other])
+
+    array = given[name][1]
+    for dtype in ("f8", "i8"):
+        refuses_second(TypeError, rf"^{name}\[1\] has dtype {np.dtype(dtype)}, expected", array.astype(dtype))
+    if len(given) > 1:  # of one length and of the same shapes
+        for wrong in ([], OTHERS[operation][name] * 2):
+            refuses(ValueError, "arrays, expected a list of", called, operation, **{name: wrong})
+        refuses_second(ValueError, r"\[1\] has shape", np.ones((5, 2), array.dtype))
+    if (operation, name) in PASSING:
+        return
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    refuses_second(ValueError, rf"^{name}\[1\] is read-only", read_only)
+    for other in given.keys() - {name}:
+        refuses_second(ValueError, rf"^{name}\[1\] is not C-contiguous", np.repeat(array, 2, axis=-1)[..., ::2])
+        beside = given[other][1].view(array.dtype).reshape(-1)[: array.size].reshape(array.shape)
+        refuses(ValueError, r"\[1\] share memory", called, operation, **given | {name: [array, beside]})
 
 
-WRONG_VALUES = [
-    ("joint_norm", {"arrays": []}), ("clip_norm", {"max_norm": -1.0}), ("adam_update", {"betas": (0.9,)}),
-    ("muon_update", {"beta": 1.0}), ("prepare_weight", {"weight": f32(3)}),
-    ("prepare_weight", {"weight": f32(4, 3), "dtype": "int4"}), ("quantize_weight", {"weight": f32(3)}),
-    ("linear_weight_gradient", {"input": f32(3, 3)}),
-]  # fmt: skip
+NUMBERS = (-1.0, np.nan, 10**400)
+WRONG_VALUES = {
+    "joint_norm": {"arrays": [[]]},
+    "clip_norm": {"max_norm": (0, *NUMBERS)},
+    "adam_update": {
+        **dict.fromkeys(("lr", "weight_decay"), (*NUMBERS, 1e39)),
+        "eps": (*NUMBERS, 1e39, 1e-60),
+        "betas": ((0.9,), (0.9, 1.0), (-0.1, 0.9)),
+        "step": (0, 10**400),
+        "rule": ("adam",),
+        "grad_scale": (np.ones(2, np.float32),),
+    },
+    "muon_update": {
+        **dict.fromkeys(("lr", "weight_decay"), (*NUMBERS, 1e39)),
+        "beta": (1.0, -0.1),
+        "grad_scale": (np.ones(2, np.float32),),
+    },
+    "prepare_weight": {"weight": (f32(3), f32(2, 3, 4)), "dtype": ("int4",)},
+    "quantize_weight": {"weight": (f32(3),)},
+    "linear_weight_gradient": {"grad_output": (f32(3, 4),)},
+}
 
 
-@pytest.mark.parametrize("operation, changed", WRONG_VALUES)
-def test_wrong_values(operation, changed):
-    refuses(ValueError, None, called, operation, **changed)
+@pytest.mark.parametrize("operation", WRONG_VALUES)
+def test_wrong_values(operation):
+    for name, values in WRONG_VALUES[operation].items():
+        for value in values:
+            refuses(ValueError, rf"^{name}\b", called, operation, **{name: value})
+    if operation.endswith("_update"):
+        refuses(TypeError, "^grad_scale has dtype float64", called, operation, grad_scale=np.ones(()))
+        of_lists = [name for other, name in LISTS if other == operation]
+        halves, lines = ({name: [array.copy()] for name in of_lists} for array in (np.ones((3, 3), np.float16), f32(9)))
+        refuses(TypeError, r"^parameter(\[0\])? has dtype float16, expected float32", called, operation, **halves)
+        if operation == "muon_update":
+            refuses(ValueError, r"^parameter\[0\] has shape \(9,\)", called, operation, **lines)

@@ -145,11 +145,6 @@ def test_cupy_that_does_not_import_is_a_reason(monkeypatch):
     assert reason == "CuPy is installed but does not import: [Errno 13] Permission denied: '/home/.cupy'"
 
 
-@pytest.mark.parametrize("wrong", [[1.0, 2.0], 3.0, None, "text", np.ma.masked_array([1.0])])
-def test_not_an_array(wrong):
-    refuses(TypeError, r"input is .*, expected a NumPy, CuPy or PyTorch array", softmax, wrong)
-
-
 def test_memory_maps_are_arrays(tmp_path):
     path = tmp_path / "rows.npy"
     np.save(path, ROWS)

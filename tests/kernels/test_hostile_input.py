@@ -46,51 +46,19 @@ gelu(f32(3).astype(np.float16), backend="numba") -> TypeError: input float16 num
 gelu(f32(3), backend="tpu") -> ValueError: backend tpu numpy numba cupy
 gelu(f32(3), backend=f32(3)) -> TypeError: backend array name
 softmax(f32()) -> ValueError: input () axes
-softmax(f32(2, 3), 2) -> ValueError: dim 2 2 axes
-backward("softmax", f32(2, 4), f32(2, 3)) -> ValueError: grad_output (2, 4) (2, 3)
-backward("softmax", F64, f32(2, 3)) -> TypeError: grad_output float64 float32 output
 layer_norm(f32()) -> ValueError: input () (...,
-layer_norm(f32(2, 3), f32(2)) -> ValueError: weight (2,) (3,)
-layer_norm(f32(2, 3), bias=f32(1, 3)) -> ValueError: bias (1, 3) (3,)
-layer_norm(f32(2, 3), residual=f32(3)) -> ValueError: residual (3,) (2, 3)
-layer_norm(f32(2, 3), F64[0]) -> TypeError: weight float64 float32 input
-layer_norm(f32(3), eps=-1e-5) -> ValueError: eps -1e-05 0
-layer_norm(f32(3), eps=np.nan) -> ValueError: eps nan finite
-layer_norm(f32(3), eps=10**400) -> ValueError: eps 1329 bits finite
 layer_norm(f32(3), eps=1e-60) -> ValueError: eps 1e-60 0 1.18e-38 float32
-rms_norm(f32(3), eps=1e39) -> ValueError: eps 1e+39 0 float32
 backward("rms_norm", f32(3), f32(3), eps=1e-39) -> ValueError: eps 1e-39 0 float32
-backward("layer_norm", f32(3), f32(2, 3)) -> ValueError: grad_output (3,) (2, 3)
-gelu(f32(3), "erf") -> ValueError: approximate 'erf' 'none' 'tanh'
-gelu(f32(2, 3), f32(3)) -> TypeError: approximate array 'none'
-gelu(f32(2, 3), bias=f32(2)) -> ValueError: bias (2,) (3,)
 gelu(f32(), bias=f32(1)) -> ValueError: input () (...,
-backward("gelu", f32(3), f32(2, 3)) -> ValueError: grad_output (3,) (2, 3)
-activation(f32(3), "mish") -> ValueError: activation 'mish' 'relu' 'gelu_tanh'
-backward("activation", f32(2), f32(3), "relu") -> ValueError: grad_output (2,) (3,)
 gated_activation(f32(2, 3), "silu") -> ValueError: input (2, 3) two halves
-gated_activation(f32(2, 4), "silu", gate="third") -> ValueError: gate 'third' 'first' 'second'
-backward("gated_activation", f32(2, 4), f32(2, 4), "silu") -> ValueError: grad_output (2, 4) (2, 2)
 affine(f32(), f32(1), f32(1)) -> ValueError: input () (...,
-affine(f32(2, 3), f32(2), f32(3)) -> ValueError: weight (2,) (3,)
-affine(f32(2, 3), f32(3), f32(3), residual=f32(3)) -> ValueError: residual (3,) (2, 3)
-backward("affine", f32(3), f32(2, 3), f32(3), f32(3)) -> ValueError: grad_output (3,) (2, 3)
 linear(f32(), f32(3, 1)) -> ValueError: input () (...,
 linear(f32(2, 3), f32(3, 4)) -> ValueError: weight (3, 4) (out_features, 3)
-linear(f32(2, 3), f32(3)) -> ValueError: weight (3,) out_features
-linear(f32(2, 3), F64) -> TypeError: weight float64 float32 input
 linear(f32(2, 3), prepare_weight(F64)) -> TypeError: weight float64 float32 input
 linear(f32(2, 4), prepare_weight(f32(2, 3))) -> ValueError: weight (2, 3) (out_features, 4)
-linear(f32(2, 3), f32(4, 3), f32(3)) -> ValueError: bias (3,) (4,)
 linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
-linear(f32(2, 3), f32(4, 3), activation="swish") -> ValueError: activation 'swish' None 'silu'
-backward("linear", f32(2, 3), f32(2, 3), f32(4, 3)) -> ValueError: grad_output (2, 3) (2, 4)
-prepare_weight(f32(2, 3, 4)) -> ValueError: weight (2, 3, 4) (out_features, in_features)
-embedding(f32(3), f32(4, 2)) -> TypeError: input float32 integer
-embedding(IDS > 0, f32(4, 2)) -> TypeError: input bool integer
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
 embedding(np.array([-1]), f32(4, 2)) -> ValueError: input[0] -1 0 to 3
-embedding(IDS, f32(4)) -> ValueError: weight (4,) (num_embeddings, dim)
 embedding_backward(f32(2, 5), OF_FOUR) -> ValueError: grad_output (2, 5) (3, any)
 embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 3) (4, 3)
 embedding_backward(SQUARE, OF_THREE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32
@@ -103,33 +71,17 @@ linear_weight_gradient(SQUARE, SQUARE, add_to=f32(2, 3)) -> ValueError: add_to (
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(3, 3).T) -> ValueError: add_to not C-contiguous
 linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE) -> ValueError: add_to input overlaps
 backward("linear", f32(2, 4), f32(2, 3), f32(4, 3), needs_weight=IDS) -> TypeError: needs_weight array True False
-pooling(SQUARE, np.array([0, 3]), "first") -> ValueError: mode 'first' 'cls' 'max'
-pooling(SQUARE, np.array([0, 3]), skipped=-1) -> ValueError: skipped -1
 pooling(SQUARE, np.array([0, 4])) -> ValueError: cu_seqlens 0 to 4 0 to 3
 pooling(f32(3, 2, 3), np.array([0, 3])) -> ValueError: input (3, 2, 3)
-clip_norm([f32(3)] * 2, np.ones(2)) -> TypeError: max_norm array number
 backward("cross_entropy", f32(), SQUARE, IDS, out=WIDE) -> ValueError: out (3, 4) (3, 3)
 backward("cross_entropy", f32(), SQUARE, IDS, out=np.zeros((3, 3))) -> TypeError: out float64 float32
 backward("cross_entropy", f32(), SQUARE, IDS, out=READ_ONLY) -> ValueError: out read-only
 backward("cross_entropy", f32(), SQUARE, IDS, out=OVERLAPPING[:3, 0, :3]) -> ValueError: out overlapping itself
 backward("cross_entropy", f32(), WIDE[:, :3], IDS, out=WIDE[:, 1:]) -> ValueError: out shares memory with input
-dropout(f32(3), 1.0, 0) -> ValueError: p 1.0
-dropout(f32(3), -0.1, 0) -> ValueError: p -0.1
-dropout(f32(3), np.nan, 0) -> ValueError: p nan
-dropout(f32(3), 0.5, -1) -> ValueError: seed -1
-dropout(f32(3), 0.5, 2**64) -> ValueError: seed 18446744073709551616
-rotary(PACKED[0], *TABLES, interleaved=IDS) -> TypeError: interleaved array True False
 cross_entropy(f32(3), IDS) -> ValueError: input (3,) (rows, classes)
-cross_entropy(f32(4, 3), IDS) -> ValueError: target (3,) (4,)
-cross_entropy(f32(3, 3), f32(3)) -> TypeError: target float32 integer
 cross_entropy(f32(3, 2), IDS) -> ValueError: target[2] 2 0 to 1 -100
-cross_entropy(f32(3, 3), IDS, reduction="max") -> ValueError: reduction 'max' 'mean' 'sum' 'none'
-cross_entropy(f32(3, 3), IDS, ignore_index=2**63) -> ValueError: ignore_index 9223372036854775808 64 bits
-backward("cross_entropy", f32(3), f32(3, 3), IDS) -> ValueError: grad_output (3,) ()
 backward("cross_entropy", f32(), f32(3, 3), IDS, reduction="none") -> ValueError: grad_output () (3,)
 rotary(f32(7, 8), *TABLES) -> ValueError: input (7, 8) (tokens, heads, head_dim)
-rotary(PACKED[0].astype(np.float64), *TABLES) -> TypeError: cos float32 float64
-rotary(PACKED[0], TABLES[0], f32(9, 3)) -> ValueError: sin (9, 3) (9, 4)
 rotary(f32(7, 4, 6), *TABLES) -> ValueError: cos (9, 4) 3
 rotary(f32(10, 4, 8), *TABLES) -> ValueError: cos 9 rows 10
 rotary(f32(20, 4, 8), *TABLES, cu_seqlens=np.array([0, 5, 15, 20])) -> ValueError: cos 9 rows 10
@@ -138,7 +90,6 @@ rotary(PACKED[0], *TABLES, positions=np.arange(3, 10)) -> ValueError: positions[
 rotary(READ_ONLY_HEADS, *TABLES, inplace=True) -> ValueError: input read-only inplace=True
 rotary(BROADCAST, *TABLES, inplace=True) -> ValueError: input broadcast inplace=True
 rotary(OVERLAPPING, *TABLES, inplace=True) -> ValueError: input overlaps itself inplace=True
-backward("rotary", np.zeros((7, 4, 8), int), PACKED[0], *TABLES) -> TypeError: grad_output int64 float32
 rotary_tables(3, 7) -> ValueError: rotary_dim 7 even
 rotary_tables(3, 8, 0) -> ValueError: theta 0 positive
 rotary_tables(3, 8, scaling="yarn") -> ValueError: scaling 'yarn' 'ntk'
@@ -147,9 +98,7 @@ rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1) -> ValueE
 rotary_tables(3, 160, 5e-324) -> ValueError: theta 5e-324
 rotary_tables(3, 4, dtype=int) -> TypeError: dtype int64 floating
 backward("maxsim", f32(1, 1), f32(), f32(2, 4), np.array([0, 2])) -> ValueError: query () (...,
-attention(*DENSE, save=np.ones(2)) -> TypeError: save array True False
 rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
-attention(*DENSE, dropout_p=np.ones(2)) -> TypeError: dropout_p array number
 gradients(out=(f32(2, 4, 5, 8), GRADIENT, GRADIENT)) -> ValueError: out[1] shares memory with out[2]
 gradients(f32(2, 4, 5, 8), out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))) -> ValueError: out[0] shares memory with query
 gradients(out=GRADIENT) -> TypeError: out array tuple of three arrays
@@ -157,26 +106,16 @@ gradients(out=(f32(2, 4, 5, 7), GRADIENT, GRADIENT)) -> ValueError: out[0] (2, 4
 gradients(out=(GRADIENT, GRADIENT, normal(1, GRADIENT.shape))) -> TypeError: out[2] float64 float32
 gradients(out=(GRADIENT, GRADIENT, np.broadcast_to(f32(5, 8), GRADIENT.shape))) -> ValueError: out[2] read-only
 gradients(out=(GRADIENT, GRADIENT, f32(2, 4, 5, 16)[..., ::2])) -> ValueError: out[2] not of contiguous rows
-gradients(DENSE[0][:1]) -> ValueError: grad_output (1, 4, 5, 8) (2, 4, 5, 8)
-gradients(DENSE[0].astype("f8")) -> TypeError: grad_output float64 float32
-attention_backward(DENSE[0], DENSE) -> TypeError: saved tuple AttentionSaved
-attention(*DENSE, dropout_p=1.0) -> ValueError: dropout_p 1.0 probability
-attention(*DENSE, dropout_p=0.5, dropout_seed=-1) -> ValueError: dropout_seed -1
 attention(*DENSE, dropout_p=0.5, compute_dtype="bfloat16") -> ValueError: dropout_p 0.5 compute_dtype 'bfloat16'
 attention(*PACKED) -> ValueError: query (7, 4, 8) cu_seqlens
 attention(*(f32(5, 8),) * 3) -> ValueError: query (5, 8) any
 attention(*DENSE, cu_seqlens=OFFSETS) -> ValueError: query (2, 4, 5, 8) (any, any, any)
 attention(DENSE[0], *[f32(2, 3, 5, 8)] * 2) -> ValueError: key 3 heads query 4 divides
 attention(*DENSE[:2], f32(2, 4, 5, 7)) -> ValueError: value (2, 4, 5, 7) (2, 4, 5, 8)
-attention(*DENSE[:2], DENSE[2].astype(np.float64)) -> TypeError: value float64 float32 query
-attention(*DENSE, attn_mask=np.ones((5, 5), np.int64)) -> TypeError: attn_mask int64 bool float32
 attention(*DENSE, attn_mask=np.ones((2, 5), bool)) -> ValueError: attn_mask (2, 5) (2, 4, 5, 5)
 attention(*DENSE, bias=f32(1, 1, 1, 1, 1)) -> ValueError: bias (1, 1, 1, 1, 1) (2, 4, 5, 5)
 attention(*PACKED, cu_seqlens=OFFSETS, bias=f32(7, 7)) -> ValueError: bias (7, 7) (2, 4, 4, 4)
-attention(*DENSE, bias=np.ones((5, 5), bool)) -> TypeError: bias bool float32
-attention(*DENSE, scale=np.inf) -> ValueError: scale inf finite
 attention(*DENSE, scale=1e-46) -> ValueError: scale 1e-46 0 1.18e-38 float32
-attention(*DENSE, scale=-1e39) -> ValueError: scale -1e+39 3.4e+38 float32
 bucketed_distances("a") -> TypeError: num_buckets 'a' integer
 bucketed_distances(32, 128.5) -> TypeError: max_distance 128.5 integer
 alibi_positions(4, 3, "int3") -> TypeError: dtype 'int3' floating
@@ -185,7 +124,6 @@ alibi_positions(4, 3, np.int32) -> TypeError: dtype int32 floating
 attention(*DENSE, cu_seqlens_k=OFFSETS) -> ValueError: cu_seqlens_k cu_seqlens
 attention(PACKED[0], f32(9, 4, 8), f32(9, 4, 8), cu_seqlens=OFFSETS) -> ValueError: key 9 7 cu_seqlens_k
 attention(*PACKED, cu_seqlens=OFFSETS, cu_seqlens_k=np.array([0, 7])) -> ValueError: cu_seqlens_k (2,) (3,)
-attention(*PACKED, cu_seqlens=np.array([0.0, 7])) -> TypeError: cu_seqlens float64 integer
 attention(*PACKED, cu_seqlens=OFFSETS[:0]) -> ValueError: cu_seqlens (0,) (sequences + 1,)
 attention(*PACKED, cu_seqlens=OFFSETS[None]) -> ValueError: cu_seqlens (1, 3) (sequences + 1,)
 attention(*PACKED, cu_seqlens=np.array([1, 7])) -> ValueError: cu_seqlens 1 to 7 0 to 7 query
@@ -194,13 +132,11 @@ attention(*PACKED, cu_seqlens=np.array([0, 5, 4, 7], np.uint8)) -> ValueError: c
 relative(position_key=None, position_query=None) -> ValueError: position_key position_query None
 relative(position_key=f32(5, 3, 4)) -> ValueError: position_key (5, 3, 4) (any, 2, 4)
 relative(position_query=f32(6, 2, 4)) -> ValueError: position_query (6, 2, 4) (5, 2, 4)
-relative(position_query=normal(1, (5, 2, 4))) -> TypeError: position_query float64 float32 query
 relative(**OTHER_TABLE, query_for_position=PACKED[0]) -> ValueError: query_for_position position_key
 relative(query_for_position=f32(6, 2, 4)) -> ValueError: query_for_position (6, 2, 4) (7, 2, 4)
 relative(distance_rows=np.array([], int)) -> ValueError: distance_rows (0,) odd
 relative(distance_rows=np.array([0, 1])) -> ValueError: distance_rows (2,) odd
 relative(distance_rows=np.array([[0]])) -> ValueError: distance_rows (1, 1) odd
-relative(distance_rows=np.array([0.0])) -> TypeError: distance_rows float64 integer
 relative(distance_rows=np.array([0, 5, 1])) -> ValueError: distance_rows[1] 5 0 to 4
 relative(distance_rows=np.array([-1])) -> ValueError: distance_rows[0] -1 0 to 4
 relative(segment_ids=np.zeros(7, int)) -> ValueError: segment_ids alone segment_scores
@@ -208,21 +144,13 @@ relative(segment_scores=f32(7, 2, 2)) -> ValueError: segment_scores alone segmen
 relative(segment_ids_k=np.zeros(7, int)) -> ValueError: segment_ids_k without segment_ids
 relative(**SEGMENTS | {"segment_scores": f32(7, 2, 3)}) -> ValueError: segment_scores (7, 2, 2)
 relative(**SEGMENTS | {"segment_ids": np.zeros(6, int)}) -> ValueError: segment_ids (6,) (7,)
-relative(**SEGMENTS | {"segment_ids": np.zeros(7)}) -> TypeError: segment_ids float64 integer
 relative(**SEGMENTS | {"segment_ids": np.full(7, 2**24)}) -> ValueError: segment_ids 16777216
 relative(**SEGMENTS, **OTHER_KEYS, cu_seqlens_k=np.array([0, 3, 8])) -> ValueError: 8 7 segment_ids_k
 relative(**OTHER_KEYS) -> ValueError: 8 7 cu_seqlens_k
 relative(cu_seqlens=np.array([0, 8])) -> ValueError: cu_seqlens 8 7 query
 relative(attn_mask=np.ones((2, 2, 3, 3), bool)) -> ValueError: attn_mask (2, 2, 3, 3) (2, 2, 4, 4)
-relative(attn_mask=np.ones((4, 4), int)) -> TypeError: attn_mask int64 bool float32
 attention(*DENSE, compute_dtype="float16") -> ValueError: compute_dtype 'float16' 'bfloat16'
 attention(*[WIDE_HEADS] * 3, compute_dtype="bfloat16") -> TypeError: query float64 float32 compute_dtype='bfloat16'
-attention(*DENSE, window=-1) -> ValueError: window
-attention(*DENSE, window=(1,)) -> ValueError: window
-attention(*DENSE, window=(1, -2)) -> ValueError: window
-attention(*DENSE, window=1.5) -> TypeError: window
-attention(*DENSE, window=True) -> TypeError: window
-attention(*DENSE, window="7") -> TypeError: window
 """.strip().splitlines()
 
 
@@ -243,16 +171,7 @@ def keeping(name, *arguments, **options):
 THREE, OFFSETS_OF_THREE = np.array([0, 1, 1, 3]), np.array([0, 2, 3])
 # Each: the call of an operation, a field that its backward is given, with another value, and the error.
 ALTERED = [
-    ("softmax", [SQUARE], "output", None, TypeError, "saved.output None array"),
-    ("softmax", [SQUARE], "dim", 2, ValueError, "saved.dim 2 2 axes"),
-    ("layer_norm", [SQUARE, SQUARE[0]], "weight", f32(2), ValueError, "saved.weight (2,) (3,)"),
-    ("layer_norm", [SQUARE, SQUARE[0]], "weight", [1.0] * 3, TypeError, "saved.weight list array"),
-    ("layer_norm", [SQUARE], "eps", "x", TypeError, "saved.eps 'x' number"),
-    ("rms_norm", [SQUARE], "residual", f32(2, 3), ValueError, "saved.residual (2, 3) (3, 3)"),
-    ("affine", [SQUARE, SQUARE[0], SQUARE[1]], "bias", F64[0], TypeError, "saved.bias float64 float32"),
-    ("gelu", [SQUARE], "bias", f32(2), ValueError, "saved.bias (2,) (3,)"),
     ("cross_entropy", [SQUARE, IDS], "target", IDS + 1, ValueError, "saved.target[2] 3 0 to 2"),
-    ("cross_entropy", [SQUARE, IDS], "lse", f32(2, 2), ValueError, "saved.lse (2, 2) (3, 2)"),
     ("embedding", [IDS, SQUARE], "input", IDS + 1, ValueError, "saved.input[2] 3 0 to 2"),
     ("linear", [SQUARE, WIDE.T.copy(), None], "weight", f32(4, 2), ValueError, "saved.weight (4, 2) (out_features, 3)"),
     ("pooling", [SQUARE, OFFSETS_OF_THREE], "cu_seqlens", THREE[:3], ValueError, "saved.cu_seqlens 0 to 1 0 to 3"),
@@ -261,7 +180,6 @@ ALTERED = [
     ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "weight", f32(3, 8, 2), ValueError, "saved.weight (3, 8, 2) 1 or 2"),
     ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "gates", f32(3, 4), ValueError, "saved.gates (3, 4) (any, 8)"),
     ("attention", [f32(1, 2, 3, 8)] * 3, "key", f32(1, 2, 3, 4), ValueError, "key (1, 2, 3, 4) (1, any, any, 8)"),
-    ("attention", [f32(1, 2, 3, 8)] * 3, "lse", f32(1, 2, 2, 2), ValueError, "saved.lse (1, 2, 2, 2) (1, 2, 3, 2)"),
 ]  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """The LSTM beside torch.nn.LSTM, and its bits beside other texts and threads."""
 
-import re
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from bertcore import kernels
 from bertcore.kernels.lstm import cpu
-from tests.refusals import refuses
 
 LENGTHS = 3, 1, 7, 0, 7, 2
 
@@ -62,18 +60,3 @@ def test_the_backward_direction_begins_at_the_end_of_each_text():
     reversed_rows = np.concatenate([np.arange(first, last)[::-1] for first, last in pairwise(offsets)])
     turned = kernels.lstm(input[reversed_rows, 24:], weight[1:].astype(float), offsets, backend="numpy")
     np.testing.assert_array_equal(both[reversed_rows, 6:], turned)
-
-
-@pytest.mark.parametrize("shapes, message", [
-    (((5, 8), (3, 8, 2)), "weight has shape (3, 8, 2), expected 1 or 2 directions in the first axis"),
-    (((5, 8), (2, 8, 2)), "input has shape (5, 8), expected (any, 16)"),
-    (((5, 8), (1, 8, 3)), "weight has shape (1, 8, 3), expected (1, 12, 3)"),
-])  # fmt: skip
-def test_wrong_shapes_are_refused(shapes, message):
-    refuses(
-        ValueError,
-        re.escape(message),
-        kernels.lstm,
-        *(np.zeros(shape, np.float32) for shape in shapes),
-        np.array([0, 5]),
-    )
