@@ -297,7 +297,7 @@ def test_arguments_of_backwards(operation, given):
     def call(field, value):
         return backward(grad, saved._replace(**{field: value}))
 
-    for field, value in saved._asdict().items():
+    for field, value in zip(OPERATIONS[operation].fields, saved, strict=True):
         for wrong in OUT_OF_RANGE.get(field, ()):
             refuses(ValueError, rf"^(saved\.)?{field}\b", call, field, wrong)
         if isinstance(value, np.ndarray):

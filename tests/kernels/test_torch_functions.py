@@ -1,15 +1,17 @@
 """The operations as PyTorch functions: dtypes, layouts, gradients, streams."""
 
 import weakref
+from itertools import islice
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from bench.ops.operations import public_arguments
+from bench.ops.operations import public_arguments, training
 from bertcore import kernels
 from bertcore.kernels import use_backend
-from tests.kernels.attention_forms import FORMS, arguments
+from bertcore.kernels.attention.positions import OF_RELATIVE
+from tests.kernels.conformance.cases import CASES
 from tests.kernels.strategies import normal
 from tests.refusals import refuses
 
@@ -17,10 +19,6 @@ pytestmark = pytest.mark.parity
 
 torch = pytest.importorskip("torch")
 F = pytest.importorskip("bertcore.kernels.torch")
-OFFSETS = torch.tensor([0, 3, 3, 5])
-IDS = torch.tensor([[0, 3, 3], [1, 4, 0]])
-TARGET = torch.tensor([0, 6, -100, 3, 3])
-COS, SIN = (torch.from_numpy(table) for table in kernels.rotary_tables(5, 4, dtype=np.float64))
 
 
 def tensor(*shape, dtype=torch.float64):
@@ -28,98 +26,37 @@ def tensor(*shape, dtype=torch.float64):
     return drawn.to(dtype).requires_grad_()
 
 
-CALLS = {
-    "softmax": (lambda x: F.softmax(x, 0), [(5, 7)]),
-    "activation": (lambda x: F.activation(x, "relu"), [(5, 7)]),
-    "gated_activation": (lambda x: F.gated_activation(x, "silu", gate="second"), [(5, 6)]),
-    "gelu": (lambda x, bias: F.gelu(x, "tanh", bias=bias), [(5, 7), (7,)]),
-    "gelu_without_bias": (F.gelu, [(5, 7)]),
-    "linear": (F.linear, [(2, 3, 7), (5, 7), (5,)]),
-    "linear_without_bias": (F.linear, [(1, 7), (5, 7)]),
-    "layer_norm": (lambda x, w, b, r: F.layer_norm(x, w, b, 1e-3, residual=r), [(5, 7), (7,), (7,), (5, 7)]),
-    "layer_norm_alone": (F.layer_norm, [(5, 7)]),
-    "rms_norm": (lambda x, w, r: F.rms_norm(x, w, 1e-3, residual=r), [(5, 7), (7,), (5, 7)]),
-    "embedding": (lambda table: F.embedding(IDS, table), [(5, 7)]),
-    "pooling": (lambda x: F.pooling(x, OFFSETS, "weightedmean", skipped=1), [(5, 7)]),
-    "maxsim": (lambda query, document: F.maxsim(query, document, OFFSETS), [(2, 3, 7), (5, 7)]),
-    "lstm": (lambda x, weight: F.lstm(x, weight, OFFSETS), [(5, 24), (2, 12, 3)]),
-    "cross_entropy": (lambda logits: F.cross_entropy(logits, TARGET), [(5, 7)]),
-    "rotary": (lambda x: F.rotary(x, COS, SIN, cu_seqlens=OFFSETS), [(5, 2, 4)]),
-    "attention": (lambda q, k, v: F.attention(q, k, v, is_causal=True), [(1, 2, 5, 4)] * 3),
-}
+@pytest.mark.parametrize("backend, dtype", [("numpy", np.float64), ("numba", np.float32)])
+@pytest.mark.parametrize("operation", CASES)
+def test_outputs_and_gradients_are_the_kernels(operation, backend, dtype):
+    """In every fifth conformance case; the backward outside the block is of the same backend."""
+    cases = [case for case in CASES[operation].values() if not case.forward_only]
+    for case in islice(cases, 0, None, 5):
+        arrays = {name: it for name, it in case.arguments.items() if isinstance(it, np.ndarray)}
+        arrays = {name: it.astype(dtype) if it.dtype == np.float64 else np.array(it) for name, it in arrays.items()}
+        given = public_arguments(case.arguments | arrays)
+        grads = []
 
+        def grad(output, grads=grads):
+            grads.append(normal(9, output.shape, output.dtype))
+            return grads[0]
 
-@pytest.mark.parametrize("name", CALLS)
-def test_gradients_beside_finite_differences(name):
-    function, shapes = CALLS[name]
-    with use_backend("numpy"):
-        assert torch.autograd.gradcheck(function, [tensor(*shape) for shape in shapes], atol=1e-6)
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_attention_beside_finite_differences(form):
-    given = {
-        name: torch.from_numpy(it) if isinstance(it, np.ndarray) else it
-        for name, it in arguments(form, [2, 0, 3], [3, 1, 2], head_dim=3).items()
-    }
-    names = [name for name, it in given.items() if torch.is_tensor(it) and it.is_floating_point()]
-    names = [name for name in names if name != "attn_mask"]
-
-    def attention(*tensors):
-        return F.attention(**public_arguments(given | dict(zip(names, tensors, strict=True))))
-
-    with use_backend("numpy"):
-        inputs = [given[name].requires_grad_() for name in names]
-        assert torch.autograd.gradcheck(attention, inputs, atol=1e-6, fast_mode=True)
-
-
-def test_every_differentiable_kernel_is_here():
-    with_gradients = {name.removesuffix("_backward") for name in kernels.__all__ if name.endswith("_backward")}
-    assert with_gradients <= set(vars(F))
-
-
-def block(of, x, weight, bias, scale):
-    hidden = of.gelu(of.linear(x, weight, bias))
-    heads = hidden.reshape(2, 3, 5, 4).transpose(1, 2)
-    if of is F:
-        mixed, hidden = F.attention(heads, heads, heads), F.softmax(hidden)
-        return F.layer_norm(mixed.transpose(1, 2).reshape(hidden.shape), scale, residual=hidden)
-    mixed = of.scaled_dot_product_attention(heads, heads, heads)
-    return of.layer_norm(mixed.transpose(1, 2).reshape(hidden.shape) + of.softmax(hidden, -1), (20,), scale)
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_a_block_beside_pytorch(backend):
-    gradients = []
-    for of in (F, torch.nn.functional):
-        inputs = [tensor(*shape, dtype=torch.float32) for shape in [(2, 3, 7), (20, 7), (20,), (20,)]]
+        expected = dict(training(operation, given, grad, backend))
+        tensors = {name: torch.from_numpy(it) for name, it in arrays.items()}
+        wanted = [name for name in tensors if expected.get(f"grad_{name}") is not None]
+        given = {name: tensors.get(name, it) for name, it in given.items()}
+        if "relative" in given:
+            relative = {name: it for name, it in tensors.items() if name in OF_RELATIVE}
+            given["relative"] = kernels.RelativePositions(**relative)
+        for name in wanted:
+            tensors[name].requires_grad_()
         with use_backend(backend):
-            output = block(of, *inputs)
-        output.square().sum().backward()  # outside the block: the gradients are of the same backend
-        gradients.append([output.detach(), *(each.grad for each in inputs)])
-    for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_module_trains():
-    class Classifier(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.hidden, self.out = torch.nn.Linear(7, 13), torch.nn.Linear(13, 3)
-
-        def forward(self, x):
-            return F.linear(F.gelu(F.linear(x, self.hidden.weight, self.hidden.bias)), self.out.weight, self.out.bias)
-
-    torch.manual_seed(0)
-    model, x, y = Classifier(), torch.randn(39, 7), torch.randint(0, 3, (39,))
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.03), []
-    with use_backend("numpy"):
-        for _ in range(40):
-            optimizer.zero_grad()
-            losses.append(F.cross_entropy(model(x), y))
-            losses[-1].backward()
-            optimizer.step()
-    assert losses[-1] < losses[0] / 3
+            output = getattr(F, operation)(**given)
+        output.backward(torch.from_numpy(grads[0]))
+        np.testing.assert_array_equal(output.detach().numpy(), expected["output"], err_msg=case.name)
+        for name in wanted:
+            found, message = tensors[name].grad.numpy(), f"{case.name}: {name}"
+            np.testing.assert_array_equal(found, expected[f"grad_{name}"], err_msg=message)
 
 
 def test_only_what_is_needed_has_a_gradient():
