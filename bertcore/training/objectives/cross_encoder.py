@@ -16,6 +16,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
+from bertcore.models.inputs import refuse_where
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
 from bertcore.training.objectives.objective import Batch
@@ -75,8 +76,7 @@ class CrossEncoderObjective(ChunkedObjective):
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:
         labels, lists = batch.get("labels"), _spans(batch)
-        if self.has_labels and labels is None:
-            raise ValueError(f"batch has no labels, expected some for {type(self).__name__}")
+        self.check_has_labels(labels)
         activate, derivative = ACTIVATIONS[self.activation_fn]
 
         def of_rows(logits: Array) -> tuple[Array, Array]:
@@ -106,6 +106,11 @@ class BinaryCrossEntropyLoss(CrossEncoderObjective):
         pos_weight = pos_weight.item() if hasattr(pos_weight, "item") else pos_weight
         self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
 
+    def checked(self, labels: NativeArray, count: int) -> NativeArray:
+        array = super().checked(labels, count)
+        refuse_where((array < 0) | (array > 1), "labels", array, "0 to 1")
+        return array
+
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         ones, zeros = self.pos_weight * labels, 1 - labels
         value, share = softplus(scores)
@@ -119,7 +124,10 @@ class CrossEntropyLoss(CrossEncoderObjective):
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
         if labels.ndim == 1:
-            labels = kernels.array_module(scores).eye(scores.shape[1])[labels.astype("int64")]
+            classes = scores.shape[1]
+            is_wrong = (labels < 0) | (labels >= classes) | (labels % 1 != 0)
+            refuse_where(is_wrong, "labels", labels, f"a class from 0 to {classes - 1}")
+            labels = kernels.array_module(scores).eye(classes)[labels.astype("int64")]
         value, grad = _cross_entropy(scores, labels)
         return value / len(scores), grad / len(scores)
 
@@ -144,6 +152,9 @@ class MarginMSELoss(CrossEncoderObjective):
         return super().checked(labels, len(labels))
 
     def of_scores(self, scores: Array, labels: NativeArray, lists: list[slice]) -> tuple[Array, Array]:
+        if len(lengths := {rows.stop - rows.start for rows in lists}) > 1:
+            found = ", ".join(map(str, sorted(lengths)))
+            raise ValueError(f"examples have {found} documents, expected the same number for MarginMSELoss")
         value, grad = margin_error(scores.reshape(len(lists), -1), labels)
         return value, grad.reshape(-1)
 
@@ -238,6 +249,8 @@ class PListMLELoss(_Lists):
         **more: Any,
     ):
         super().__init__(model, **more)
+        if lambda_weight is not None and not callable(lambda_weight):
+            raise TypeError(f"lambda_weight is {lambda_weight!r:.60}, expected a function of the number of documents")
         self.lambda_weight = lambda_weight
         self.respect_input_order = checks.boolean("respect_input_order", respect_input_order)
 
@@ -315,11 +328,11 @@ class LambdaLoss(_Lists):
         **more: Any,
     ):
         super().__init__(model, **more)
-        self.weighting_scheme = weighting_scheme or "NoWeightingScheme"
+        self.weighting_scheme = "NoWeightingScheme" if weighting_scheme is None else weighting_scheme
         checks.choice("weighting_scheme", self.weighting_scheme, WEIGHTING_SCHEMES)
         checks.choice("reduction_log", reduction_log, ("binary", "natural"))
         self.k = None if k is None else check_count("k", k)
-        self.sigma, self.eps = check_number("sigma", sigma), check_number("eps", eps)
+        self.sigma, self.eps = check_number("sigma", sigma), check_number("eps", eps, above_zero=True)
         self.mu, self.base = check_number("mu", mu), np.log(2) if reduction_log == "binary" else 1.0
 
     def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
@@ -385,9 +398,13 @@ class PairCollator(ColumnCollator):
         rows = list(self.lists(documents))
         pairs = [(query, text) for query, texts in zip(queries, rows, strict=True) for text in texts]
         batch = dict(self.tokenized(*map(list, zip(*pairs, strict=True))))
-        labels = [example[name] for example in examples for name in LABELS if name in example]
+        labels = [np.atleast_1d(example[name]) for example in examples for name in LABELS if name in example]
+        for index, (own, texts) in enumerate(zip(labels, documents, strict=False)):
+            if not 0 <= len(texts) - len(own) <= 1:
+                expected = f"expected {len(texts)}, one for each document"
+                raise ValueError(f"examples[{index}] has {len(own)} labels, {expected}")
         if labels:
-            batch["labels"] = np.concatenate([np.atleast_1d(label) for label in labels])
+            batch["labels"] = np.concatenate(labels)
         return batch | {"lists": np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])}
 
     def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
@@ -395,7 +412,8 @@ class PairCollator(ColumnCollator):
 
     def _texts(self, index: int, example: Mapping[str, Any]) -> tuple[str, list[str]]:
         query, *columns = [value for name, value in example.items() if name not in LABELS]
-        documents = [text for value in columns for text in ([value] if isinstance(value, str) else value)]
+        lists = [each if isinstance(each, list | tuple | np.ndarray) else [each] for each in columns]
+        documents = [text for texts in lists for text in texts]
         for text in (query, *documents):
             if not isinstance(text, str):
                 raise TypeError(f"examples[{index}] has {type(text).__name__} {text!r:.60}, expected texts")

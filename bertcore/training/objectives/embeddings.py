@@ -113,10 +113,14 @@ class ChunkedObjective(Objective):
             count = f"{fewest}" if most == fewest else f"at least {fewest}"
             expected = f"(examples, columns, length) with {count} columns for {type(self).__name__}"
             raise ValueError(f"input_ids has shape {shape}, expected {expected}")
+        self.check_has_labels(labels)
+        return shape[:2], labels
+
+    def check_has_labels(self, labels: Any) -> None:
+        """Raise ValueError for a batch without the labels that the loss needs, or with others."""
         if self.has_labels not in (None, labels is not None):
             state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
             raise ValueError(f"batch has {state}, expected {wanted} for {type(self).__name__}")
-        return shape[:2], labels
 
 
 class WithTemperatures(ChunkedObjective):

@@ -230,6 +230,11 @@ def test_gradients_of_parameters(tokenizer, chunk):
     assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
 
 
+def value_of(objective, labels):
+    scores = np.ones((2, 2 if objective.num_labels is None else 1))
+    return objective.prepared({"input_ids": np.ones((2, 3)), "labels": labels})[1](scores)
+
+
 @pytest.mark.parametrize("call, message", [
     (lambda t: ours.LambdaLoss(None, "best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
     (lambda t: ours.MSELoss(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
@@ -244,6 +249,19 @@ def test_gradients_of_parameters(tokenizer, chunk):
         lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
         "model has 4 labels, expected 1 for MSE",
     ),
+    (lambda t: ours.LambdaLoss(eps=0), "eps is 0, expected a finite number above 0"),
+    (lambda t: value_of(ours.BinaryCrossEntropyLoss(), [1, 5]), r"labels\[1\] is 5.0, expected 0 to 1"),
+    (lambda t: value_of(ours.CrossEntropyLoss(), [0, 2]), r"labels\[1\] is 2.0, expected a class from 0 to 1"),
+    (lambda t: value_of(ours.CrossEntropyLoss(), [0.5, 1]), r"labels\[0\] is 0.5, expected a class from 0 to 1"),
+    (lambda t: value_of(ours.MultipleNegativesRankingLoss(), [0, 1]), "batch has labels, expected none for Multiple"),
+    (
+        lambda t: ours.MarginMSELoss().of_scores(np.ones(4), np.ones(2), [slice(0, 1), slice(1, 4)]),
+        "examples have 1, 3 documents, expected the same number for MarginMSELoss",
+    ),
+    (
+        lambda t: ours.PairCollator(t)([EXAMPLES[0] | {"labels": [1]}, EXAMPLES[1] | {"labels": [1, 0]}]),
+        r"examples\[1\] has 2 labels, expected 1, one for each document",
+    ),
     (lambda t: ours.MarginMSELoss().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "scores has one score per query"),
 ])  # fmt: skip
 def test_errors(tokenizer, call, message):
@@ -253,3 +271,6 @@ def test_errors(tokenizer, call, message):
 def test_documents_are_texts(tokenizer):
     with pytest.raises(TypeError, match=r"examples\[0\] has int 3, expected texts"):
         ours.PairCollator(tokenizer)([{"query": "a", "docs": [3]}])
+    for wrong in (None, {"a": "b"}, b"a"):
+        refuses(TypeError, "examples.0. has .*, expected texts", ours.PairCollator(tokenizer), [{"q": "a", "d": wrong}])
+    refuses(TypeError, "lambda_weight is 'x', expected a function", ours.PListMLELoss, None, "x")
