@@ -126,6 +126,14 @@ def test_values_of_tokens(made):
         np.testing.assert_array_equal(found["sentence_embedding"], embedding)
         assert len(found["input_ids"]) == len(given) == found["attention_mask"].sum()
     assert encode(texts[0], output_value="token_embeddings").shape == states[0].shape
+    bits = encode(texts, output_value="token_embeddings", precision="ubinary")
+    for given, found in zip(states, bits, strict=True):
+        np.testing.assert_array_equal(found, np.packbits(given > 0, axis=1))
+    with pytest.warns(UserWarning, match=f"only {sum(map(len, states))} embeddings"):  # of all texts
+        codes = encode(texts, output_value="token_embeddings", precision="uint8")
+    assert [len(code) for code in codes] == [len(given) for given in states]
+    assert encode([], output_value="token_embeddings", precision="int8") == []
+    refuses(ValueError, "precision is 'int8', expected 'float32'", encode, texts, output_value=None, precision="int8")
 
 
 def test_dimensions_and_devices(made):

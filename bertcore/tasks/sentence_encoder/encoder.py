@@ -227,9 +227,14 @@ class SentenceEncoder(PromptedReader):
         precision = "float32" if precision is None else precision
         checks.choice("precision", precision, PRECISIONS)
         checks.choice("output_value", output_value, ("sentence_embedding", "token_embeddings", None))
+        if output_value is None and precision != "float32":
+            raise ValueError(f"precision is {precision!r}, expected 'float32' with output_value None")
         is_one = isinstance(inputs, str)
         if output_value != "sentence_embedding":
             found = self._token_embeddings(many, output_value is None, given)
+            if found and precision != "float32":
+                ends = np.cumsum([len(states) for states in found[:-1]], dtype=int)
+                found = np.split(quantize_embeddings(np.concatenate(found), precision, ranges=ranges), ends)
             found = found if convert_to_numpy and not convert_to_tensor else as_tensors(found)
             return found[0] if is_one else found
         parts = self._in_processes(many, pool, chunk_size, given)
