@@ -89,14 +89,6 @@ def test_gradients_of_relative_positions_wait_for_nothing(gpu, name):
     assert again(gpu, step, input_ids=IDS, attention_mask=mask, labels=np.where(mask, IDS % 2, -100)) == []
 
 
-def test_a_batch_goes_to_the_gpu_in_one_copy(gpu):
-    model = AutoModel.from_config(tiny_config("bert-base-uncased"))
-    again(gpu, model, IDS)
-    gpu.uploads.clear()
-    model(IDS)
-    assert len(gpu.uploads) == 1
-
-
 @pytest.mark.parametrize("read", [
     lambda array: bool(array[0]),
     lambda array: int(array[0]),

@@ -79,16 +79,6 @@ def test_runs_follow_numpy(emulated_gpu, run, tmp_path):
         np.testing.assert_allclose(weights[name], array, rtol=1e-3, atol=2e-4, err_msg=name)
 
 
-def test_a_run_goes_on_with_the_same_bits(emulated_gpu, tmp_path):
-    def trainer(folder, max_steps=3):
-        return language_trainer(folder, max_steps=max_steps, lr_scheduler_type="constant")
-
-    whole, _ = assert_resumes(trainer, tmp_path, steps=2)
-    again = trainer(tmp_path / "again")
-    again.train()
-    assert_same_weights(again.model, whole.model)
-
-
 def test_a_diverging_run_is_noticed_when_the_loss_is_read(emulated_gpu, tmp_path):
     """The model before the step and its batches are kept, although more steps were begun since."""
     emulated_gpu.launches = deque(maxlen=0)  # which would keep their arguments alive, and the layers from graphs

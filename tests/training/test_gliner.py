@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from bertcore import GLiNER, use_backend
-from bertcore.training import Trainer, TrainingArguments, objectives
+from bertcore.training import Trainer, objectives
 from bertcore.training.data.files import MalformedRecord
 from bertcore.training.objectives.entities import GLiNERCollator
 from tests.refusals import refuses
 from tests.tiny_gliner import tiny_gliner
+from tests.training.tiny_runs import quiet_arguments
 
 RECORDS = [
     {"text": "the person of New-York", "spans": [[4, 10, "person"], [14, 22, "city"]]},
@@ -157,10 +158,8 @@ def test_a_run_learns_the_entities(kind, tmp_path):
         text = f"{before_it} the person {between} of the city"
         spans = [[text.index(name), text.index(name) + len(name), name] for name in names]
         records.append({"text": text, "spans": spans})
-    arguments = TrainingArguments(
-        output_dir=tmp_path, num_train_epochs=120, per_device_train_batch_size=9, learning_rate=3e-3, report_to="none",
-        save_strategy="no",
-    )  # fmt: skip
+    settings = {"num_train_epochs": 120, "per_device_train_batch_size": 9, "learning_rate": 3e-3}
+    arguments = quiet_arguments(tmp_path, **settings)
     with use_backend("numba"):
         trainer = Trainer(model.model, arguments, train_dataset=records, processing_class=model.tokenizer,
                           objective=objectives.GLiNEREntities(model.model))  # fmt: skip

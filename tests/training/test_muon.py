@@ -3,31 +3,25 @@
 import numpy as np
 import pytest
 
-from bertcore import AutoModelForMaskedLM, value_and_grad
+from bertcore import value_and_grad
 from bertcore.training import AdamW, Muon
 from bertcore.training.optimizers import is_matrix_of_a_layer
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
+from tests.training.test_optimizers import BATCH, new_model
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
-RNG = np.random.default_rng(7)
-IDS = RNG.integers(5, CONFIG["vocab_size"], (3, 13))
-BATCH = {"input_ids": IDS, "labels": IDS}
 VALUE = "bert.encoder.layer.0.attention.self.value.weight"
 
 
-def new_model():
-    return AutoModelForMaskedLM.from_config(CONFIG, dtype="float64", seed=1)
-
-
 def test_the_matrices_of_layers_and_nothing_else():
-    model = new_model()
+    model = new_model("float64")
     chosen = {name for parameter in model.parameters() if is_matrix_of_a_layer(parameter) for name in parameter.names}
     parts = ["query", "key", "value", "attention.output.dense", "intermediate.dense", "output.dense"]
     assert len(chosen) == len(parts) * CONFIG["num_hidden_layers"]
     assert all(name.startswith("bert.encoder.layer.") and name.endswith("weight") for name in chosen)
-    other = new_model()
+    other = new_model("float64")
     _, grads = value_and_grad(model)(**BATCH)
     Muon(model, lr=0.01).step(dict(grads))
     AdamW(other, lr=0.01).step(dict(grads))
@@ -45,7 +39,7 @@ def test_torchs_steps(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)
-    model = new_model()
+    model = new_model("float64")
     weights = {name: torch.tensor(array) for name, array in model.state_dict().items() if "layer.0" in name}
     weights = {name: tensor.requires_grad_() for name, tensor in weights.items() if tensor.ndim == 2}
     peer = torch.optim.Muon(weights.values(), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")

@@ -58,16 +58,6 @@ def test_a_step_changes_what_the_next_pass_computes_in_every_form():
         np.testing.assert_array_equal(model(IDS).logits, fresh(IDS).logits)
 
 
-def test_gradients_by_name_train_as_those_by_parameter():
-    """A plain dictionary, with arrays of the caller's own, gives the same bits as what value_and_grad returns."""
-    first, second = new_model(), new_model()
-    optimizers = AdamW(first), AdamW(second)
-    _, grads = value_and_grad(first)(**BATCH)
-    optimizers[1].step({name: np.array(array) for name, array in grads.items()})
-    optimizers[0].step(grads)
-    assert_same_arrays(first.state_dict(), second.state_dict())
-
-
 def test_a_replaced_gradient_counts():
     model = new_model()
     before = {name: array.copy() for name, array in model.state_dict().items()}
@@ -276,7 +266,10 @@ def test_scales_that_do_not_fit_are_no_step(kind):
 
 
 def test_clipping_reaches_what_a_family_stores_in_another_order():
-    """DeBERTa's query, key and value lie head by head in one tensor: its gradient is a copy of the one computed."""
+    """DeBERTa's query, key and value lie head by head in one tensor: its gradient is a copy of the one computed.
+
+    A plain dictionary, with arrays of the caller's own, gives the same bits as what value_and_grad returns.
+    """
     config = tiny_config("deberta-base")
     ids = np.random.default_rng(0).integers(6, 97, (3, 7))
     models = [AutoModelForMaskedLM.from_config(config) for _ in range(2)]

@@ -7,7 +7,6 @@ import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, use_backend
 from bertcore.checkpoint import open_checkpoint
 from bertcore.heads import LanguageModelHead
-from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.program import Recordings
 from bertcore.tape import value_of
 from bertcore.training.objectives import (
@@ -331,13 +330,6 @@ def test_heads_that_cannot_be_compared():
         Distillation(head, SoftTargets(), objective=Supervised()).losses(head, inputs())
 
 
-@pytest.mark.parametrize("dtype", LOW_PRECISION)
-def test_students_in_low_precision(dtype):
-    student = AutoModelForSequenceClassification.from_config(CONFIG, dtype=dtype)
-    with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is only for inference"):
-        Distillation(classifier(), HiddenStates()).value_and_grad(student, BATCH)
-
-
 def distilling_trainer(folder, teacher, **settings):
     student = AutoModelForSequenceClassification.from_config(
         {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
@@ -359,30 +351,23 @@ def test_a_resumed_run_has_the_same_bits_of_student_and_maps(tmp_path):
     for one, other, initial in zip(*learned, first, strict=True):
         np.testing.assert_array_equal(one, other)
         assert abs(one - initial).max() > 1e-3
+    check_files_of_maps(both[0], tmp_path / "whole" / "checkpoint-6", tmp_path / "saved", teacher)
 
 
-def test_maps_are_kept_beside_the_student_and_not_in_it(tmp_path):
-    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2, seed=1)
-    trainer = distilling_trainer(tmp_path / "run", teacher)
-    trainer.train()
-    trainer.save_model(tmp_path / "saved")
-    folder = tmp_path / "run" / "checkpoint-6"
-    assert not any("distillation" in name for name in open_checkpoint(folder))
-    assert not any("distillation" in name for name in open_checkpoint(tmp_path / "saved"))
-    assert {path.name for path in (tmp_path / "saved").iterdir()} == {"config.json", "model.safetensors"}
+def check_files_of_maps(trainer, folder, saved, teacher):
+    """A checkpoint keeps the maps beside the student, and goes on with no others; a saved model has none."""
+    trainer.save_model(saved)
+    for place in (folder, saved):
+        assert not any("distillation" in name for name in open_checkpoint(place))
+    assert {path.name for path in saved.iterdir()} == {"config.json", "model.safetensors"}
     kept = open_checkpoint(folder / "objective.safetensors")
     for parameter in trainer.objective.parameters(trainer.model):
         np.testing.assert_array_equal(kept[parameter.names[0]], parameter.array())
-    (folder / "objective.safetensors").unlink()
-    with pytest.raises(ValueError, match=r"objective\.safetensors"):
-        distilling_trainer(tmp_path / "run", teacher).train(resume_from_checkpoint=folder)
-
-
-def test_a_checkpoint_of_other_maps_is_refused(tmp_path):
-    teacher = AutoModelForSequenceClassification.from_config(WIDE, num_labels=2)
-    distilling_trainer(tmp_path, teacher).train()
-    again = distilling_trainer(tmp_path, teacher)
+    again = distilling_trainer(folder.parent, teacher)
     again.objective = Distillation(teacher, HiddenStates(layers={1: 2}), objective=Supervised())
     before = again.model.state_dict()
     refuses(ValueError, r"objective\.safetensors is of another objective", again.train, resume_from_checkpoint=True)
     assert_same_arrays(before, again.model.state_dict())
+    (folder / "objective.safetensors").unlink()
+    resumed = distilling_trainer(folder.parent, teacher)
+    refuses(ValueError, r"objective\.safetensors", resumed.train, resume_from_checkpoint=folder)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import MultiVectorEncoder
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.objectives.multi_vector import MultiVectorDistillKLDivLoss as DistillKLDiv
 from bertcore.training.objectives.multi_vector import MultiVectorMarginMSELoss as MarginMSE
 from bertcore.training.objectives.multi_vector import (
@@ -14,6 +14,7 @@ from tests.refusals import refuses
 from tests.slopes import assert_slope_of_parameters
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late
 from tests.tiny_bert import random_texts
+from tests.training.tiny_runs import quiet_arguments
 
 TEXTS = [["the cat", "a cat sat.", "paris is", ""], ["paris is", "the capital of france .", "an upper mat", "cat on"],
          ["a", "mat on a mat on a mat", "sat . sat", "of of"]]  # fmt: skip
@@ -97,13 +98,8 @@ def test_a_run_trains_encoder_and_map(tmp_path):
     words = random_texts(40, longest=9, seed=8)
     data = [{"query": text, "answer": f"{text} ."} for text in dict.fromkeys(filter(None, words))]
     before = encoder.encode_query(words[0])
-    arguments = TrainingArguments(
-        output_dir=str(tmp_path / "run"),
-        max_steps=40,
-        per_device_train_batch_size=8,
-        learning_rate=3e-3,
-        logging_steps=1,
-    )
+    settings = {"max_steps": 40, "per_device_train_batch_size": 8, "learning_rate": 3e-3, "logging_steps": 1}
+    arguments = quiet_arguments(tmp_path / "run", **settings)
     trainer = Trainer(
         encoder.model, arguments, train_dataset=data, processing_class=encoder.tokenizer,
         objective=MultipleNegativesRanking(encoder, scale=3.0),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from bertcore import SparseEncoder, losses
-from bertcore.training import Trainer, TrainingArguments
+from bertcore.training import Trainer
 from bertcore.training.objectives import MultipleNegativesRankingLoss as Cosines
 from bertcore.training.objectives.sparse import CSRLoss, FlopsLoss, SpladeLoss
 from bertcore.training.objectives.sparse import SparseDistillKLDivLoss as DistillKLDiv
@@ -13,6 +13,7 @@ from bertcore.training.objectives.sparse import SparseMultipleNegativesRankingLo
 from tests.refusals import refuses
 from tests.tasks.sparse_encoder.tiny import save_tiny_csr, save_tiny_router, save_tiny_splade
 from tests.tiny_bert import random_texts, write_json
+from tests.training.tiny_runs import quiet_arguments
 
 TEXTS = [["the cat", "a cat sat.", "paris is"], ["paris is", "the capital of france .", "an upper mat"],
          ["a", "mat on a mat on a mat", "sat . sat"]]  # fmt: skip
@@ -151,8 +152,8 @@ def test_runs_lower_the_loss_and_save_the_heads(tmp_path, on_numpy):
     for number, objective in enumerate(objectives(tmp_path)):
         encoder = objective.encoder
         before = [parameter.array().copy() for parameter in objective.parameters(encoder.model)]
-        arguments = TrainingArguments(tmp_path / f"run{number}", num_train_epochs=3, per_device_train_batch_size=8,
-                                      learning_rate=1e-3, save_strategy="no")  # fmt: skip
+        settings = {"num_train_epochs": 3, "per_device_train_batch_size": 8, "learning_rate": 1e-3}
+        arguments = quiet_arguments(tmp_path / f"run{number}", **settings)
         trainer = Trainer(
             encoder.model, arguments, objective=objective, train_dataset=examples, processing_class=encoder.tokenizer
         )
