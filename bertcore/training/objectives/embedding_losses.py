@@ -280,9 +280,12 @@ class SoftmaxLoss(EmbeddingObjective):
         if self.mini_batch_size is not None:
             expected = "expected None: use smaller batches and accumulate them"
             raise ValueError(f"mini_batch_size is {self.mini_batch_size}, {expected}")
-        self.embedding_dimension = embedding_dimension
+        own = None if embedding_dimension is None else check_count("embedding_dimension", embedding_dimension)
+        self.embedding_dimension = own
         self.num_labels = check_count("num_labels", num_labels)
-        self.parts = concatenation_sent_rep, concatenation_sent_difference, concatenation_sent_multiplication
+        flags = {"rep": concatenation_sent_rep, "difference": concatenation_sent_difference}
+        flags["multiplication"] = concatenation_sent_multiplication
+        self.parts = tuple(checks.boolean(f"concatenation_sent_{name}", flag) for name, flag in flags.items())
         if not any(self.parts):
             raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected at least one")
         self._model: Any = None

@@ -347,9 +347,10 @@ class SpladeLoss(SparseObjective):
         weight = check_number("document_regularizer_weight", document_regularizer_weight)
         flops = FlopsLoss(threshold=document_regularizer_threshold)
         self.regularizers = [(slice(0 if only else 1, None), weight, flops)]
+        flops = FlopsLoss(threshold=query_regularizer_threshold)
         if query_regularizer_weight is not None and not only:
             weight = check_number("query_regularizer_weight", query_regularizer_weight)
-            self.regularizers.append((slice(1), weight, FlopsLoss(threshold=query_regularizer_threshold)))
+            self.regularizers.append((slice(1), weight, flops))
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         value, grad = self.inner.of_embeddings(embeddings, labels)

@@ -323,6 +323,7 @@ def test_a_guide_reads_the_texts(tokenizer):
         (lambda: DistillKLDivLoss().of_embeddings(vectors_of(3, 2), np.ones(2)), r"labels has shape \(2,\), expected"),
         (lambda: GISTEmbedLoss(None, Guide(), margin_strategy="mild"), "margin_strategy is 'mild'"),
         (lambda: GISTEmbedLoss(None, Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim.,"),
+        (lambda: SoftmaxLoss(None, 0, 2), "embedding_dimension is 0, expected a positive integer"),
         (lambda: SoftmaxLoss(num_labels=2, mini_batch_size=4), "mini_batch_size is 4, expected None"),
         (lambda: SoftmaxLoss(num_labels=2, concatenation_sent_rep=False, concatenation_sent_difference=False), "one"),
         (lambda: AdaptiveLayerLoss(None, CoSENTLoss(mini_batch_size=2)), "loss has mini_batch_size 2, expected None"),
@@ -345,5 +346,6 @@ def test_pairs_of_other_labels_do_not_count():
     np.testing.assert_array_equal(grad[:3], expected[1])
 
 
-def test_a_guide_encodes():
+def test_wrong_types():
+    refuses(TypeError, "concatenation_sent_rep is 'no'", SoftmaxLoss, num_labels=2, concatenation_sent_rep="no")
     refuses(TypeError, "guide is int, expected a SentenceEncoder", GISTEmbedLoss, None, 1)

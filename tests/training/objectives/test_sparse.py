@@ -182,6 +182,8 @@ def test_refusals(tmp_path):
     largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
     refuses(ValueError, "model has the pooling max and 0 modules after it, expected mean or cls", CSRLoss, largest)
     refuses(ValueError, "threshold is -1", FlopsLoss, None, -1)
+    unused = {"query_regularizer_threshold": -1}
+    refuses(ValueError, "threshold is -1", SpladeLoss, encoder, MultipleNegativesRanking(), 1, **unused)
     refuses((TypeError, ValueError), "document_regularizer_weight is", SpladeLoss, encoder, Cosines(), "x")
     objective = SpladeLoss(encoder, MarginMSE(), 1.0)
     refuses(ValueError, "batch has no labels, expected some", objective.forward, encoder.model, batch_of(objective))
