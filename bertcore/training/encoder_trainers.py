@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bertcore.arguments import check_share, naming_nearest
+from bertcore.arguments import check_share, check_strings, naming_nearest
 from bertcore.gradients import Gradients, zero_gradients
 from bertcore.kernels import checks
 from bertcore.nn.parameter import Parameter
@@ -36,7 +36,7 @@ from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import split_names
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
-from bertcore.training.trainer import Trainer
+from bertcore.training.trainer import Trainer, checked_metrics
 
 
 class BatchSamplers:
@@ -211,7 +211,7 @@ def columns_of(dataset: Any) -> list[str] | None:
     names = getattr(dataset, "column_names", None)
     if names is None and isinstance(dataset, Sequence) and len(dataset) and isinstance(dataset[0], Mapping):
         names = list(dataset[0])
-    return None if names is None else [name for name in names if name not in APART]
+    return None if names is None else [each for each in check_strings("the columns", names) if each not in APART]
 
 
 def check_columns(args: SentenceTransformerTrainingArguments, columns: Mapping[str | None, Sequence[str]]) -> None:
@@ -319,7 +319,7 @@ class SentenceTransformerTrainer(Trainer):
             for argument, dataset in datasets.items():
                 if dataset is not None and not (isinstance(dataset, Mapping) and dataset.keys() <= loss.keys()):
                     found = ", ".join(map(str, dataset)) if isinstance(dataset, Mapping) else "one dataset"
-                    raise ValueError(f"loss is for {', '.join(map(str, loss))}, and {argument} has {found}")
+                    raise ValueError(f"loss is for {', '.join(map(str, loss)) or 'none'}, and {argument} has {found}")
         given, made = loss if isinstance(loss, Mapping) else {None: loss}, {}
         for name, each in given.items():
             each = self.default_loss(model) if each is None else each
@@ -357,7 +357,7 @@ class SentenceTransformerTrainer(Trainer):
         folder.mkdir(parents=True, exist_ok=True)
         self.network.eval()
         found = self.evaluator(self.model, str(folder), state.epoch, state.global_step)
-        found = found if isinstance(found, Mapping) else {"evaluator": found}
+        found = checked_metrics("evaluator", found if isinstance(found, Mapping) else {"evaluator": found})
         start = f"{prefix}_"
         return {name if name.startswith(start) else start + name: value for name, value in found.items()}
 

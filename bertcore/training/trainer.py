@@ -382,7 +382,7 @@ class Trainer:
             raise ValueError(f"the dataset for {prefix} gave no examples; an iterator can be read once")
         metrics = {} if found.loss is None else {"loss": found.loss}
         if self.compute_metrics is not None and found.predictions and found.predictions.label_ids is not None:
-            metrics |= _checked_metrics(self.compute_metrics(found.predictions))
+            metrics |= checked_metrics("compute_metrics", self.compute_metrics(found.predictions))
         seconds = time.monotonic() - started
         steps = -(-found.examples // self.args.per_device_eval_batch_size)
         metrics |= {"runtime": seconds, **rates(seconds, samples=found.examples, steps=steps)}
@@ -415,12 +415,12 @@ def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
             raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
 
 
-def _checked_metrics(metrics: Any) -> dict[str, Any]:
+def checked_metrics(source: str, metrics: Any) -> dict[str, Any]:
     """Return {name: Python number}, which the log and checkpoints can hold. Raises TypeError for other values."""
     if not isinstance(metrics, Mapping):
-        raise TypeError(f"compute_metrics returned {type(metrics).__name__}, expected {{name: number}}")
+        raise TypeError(f"{source} returned {type(metrics).__name__}, expected {{name: number}}")
     plain = {name: value.item() if getattr(value, "size", 0) == 1 else value for name, value in metrics.items()}
     for name, value in plain.items():
         if not isinstance(value, int | float):
-            raise TypeError(f"compute_metrics returned {name!r} as {type(value).__name__}, expected a number")
+            raise TypeError(f"{source} returned {name!r} as {type(value).__name__}, expected a number")
     return plain

@@ -345,9 +345,20 @@ def test_refusals(tmp_path, on_numpy):
     refuses(TypeError, "has no argument compute_metrics", make, encoder, args, compute_metrics=len)
     refuses(ValueError, "loss is a CoSENTLoss of <SentenceEncoder", make, other, args, SCORED, loss=loss)
     refuses(TypeError, "loss is Supervised, expected a loss of SentenceEncoder", make, encoder, args, loss=Supervised())
-    two = {"a": [], "b": []}
+    two = {"a": SCORED, "b": SCORED}
     refuses(ValueError, "loss is for a, and train_dataset has a, b", make, encoder, args, two, loss={"a": loss})
     refuses(ValueError, "loss is for a, and eval_dataset has one dataset", make, encoder, args, None, [], {"a": loss})
+    refuses(ValueError, "loss is for none, and train_dataset has one dataset", make, encoder, args, SCORED, loss={})
+    refuses(ValueError, "dataset 'a' is empty, expected", make, encoder, args, {"a": [], "b": SCORED})
+    refuses(TypeError, r"the columns\[0\] is int, expected str", make, encoder, args, [{1: "x", "label": 1.0}])
+    refuses(
+        TypeError,
+        "dataset.. is NoneType, expected",
+        make(encoder, arguments(tmp_path / "s", max_steps=1), lambda: None).train,
+    )
+    for found in (None, {"a": "b"}):
+        trainer = make(encoder, args, evaluator=lambda *given, found=found: found)
+        refuses(TypeError, "evaluator returned '.*' as .*, expected a number", trainer.evaluate)
     refuses(TypeError, "dataset 'a' is tuple_iterator", make, encoder, args, {"a": iter(())})
     refuses(TypeError, "dataset 'a' has str, expected mappings", make, encoder, args, {"a": ["x"], "b": ["y"]})
     refuses(TypeError, "an example is str, expected a mapping", make(encoder, args, ["x"] * 9, loss=loss).train)
@@ -368,6 +379,8 @@ def test_refusals(tmp_path, on_numpy):
     refuses(ValueError, "expected the model of loss", losses.MatryoshkaLoss, other, loss, [8])
     refuses(TypeError, r"^CoSENTLoss has no argument scal; did you mean scale\?", losses.CoSENTLoss, encoder, scal=2)
     refuses(TypeError, "model is str, expected a SentenceEncoder", losses.CoSENTLoss, "folder")
+    late = bertcore.MultiVectorEncoder(save_tiny_late(tmp_path / "late"))
+    refuses(ValueError, "with pooling none, expected only Transformer", losses.CoSENTLoss, late)
     refuses(TypeError, "guide is str, expected a SentenceEncoder", losses.GISTEmbedLoss, encoder, "folder")
     refuses(TypeError, "evaluator is str, expected an evaluator", make, encoder, args, evaluator="dev")
     refuses(ValueError, "train_dataset is an empty mapping", make, encoder, args, {})

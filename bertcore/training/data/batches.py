@@ -129,7 +129,9 @@ class Batches:
                 raise ValueError("dataset is an iterator, which can be read once: for several epochs pass a function")
             self._is_read = True
             return self.dataset
-        return self.dataset()
+        if not isinstance(found := self.dataset(), Iterable):
+            raise TypeError(f"dataset() is {type(found).__name__}, expected an iterable of examples")
+        return found
 
     def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
         batch: list[_Lazy] = []
@@ -247,7 +249,9 @@ class Named(Sequence[Example]):
             raise TypeError(f"a dataset is called {name!r}, expected a text")
         if not _is_sized(dataset) or isinstance(dataset, str | Mapping):
             raise TypeError(f"dataset {name!r} is {type(dataset).__name__}, expected a sequence of examples")
-        if len(dataset) and not isinstance(dataset[0], Mapping):
+        if not len(dataset):
+            raise ValueError(f"dataset {name!r} is empty, expected at least one example")
+        if not isinstance(dataset[0], Mapping):
             raise TypeError(f"dataset {name!r} has {type(dataset[0]).__name__}, expected mappings of columns")
         self.name, self.dataset = name, dataset
 

@@ -221,7 +221,8 @@ class EmbeddingObjective(ChunkedObjective):
             is_plain = settings.pooling in (("mean",), ("cls",)) and not settings.maps and settings.include_prompt
             if not is_plain or settings.is_static or model.routes is not None:
                 expected = "only Transformer, Pooling (mean or cls, of prompts, too) and Normalize"
-                raise ValueError(f"model is {model!r} with pooling {', '.join(settings.pooling)}, expected {expected}")
+                found = ", ".join(settings.pooling or ["none"])
+                raise ValueError(f"model is {model!r} with pooling {found}, expected {expected}")
             pooling = settings.pooling[0]
         self.pooling = pooling or "mean"
         checks.choice("pooling", self.pooling, POOLING)

@@ -54,7 +54,9 @@ class ColumnCollator:
         rows = self.rows(texts, len(columns))
         batch = {name: array.reshape(len(examples), len(columns), -1) for name, array in rows.items()}
         for name in labels:
-            batch["labels"] = check_numbers("labels", [example[name] for example in examples])
+            values = [example[name] for example in examples]
+            are_flags = all(isinstance(value, bool | np.bool_) for value in values)
+            batch["labels"] = check_numbers("labels", np.array(values, int) if are_flags else values)
         return batch
 
     def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:

@@ -149,7 +149,9 @@ def test_columns_that_do_not_fit(tokenizer, examples, error, message):
     refuses(error, message, ColumnCollator(tokenizer), examples)
 
 
-def test_labels_may_be_booleans():
+def test_labels_may_be_booleans(tokenizer):
+    rows = [{"a": "the", "b": "cat", "label": label} for label in (True, False)]
+    assert ColumnCollator(tokenizer)(rows)["labels"].tolist() == [1, 0]
     model, labels = AutoModel.from_config(CONFIG), np.array([True, False, True, False, False])
     as_numbers, as_booleans = (
         CoSENTLoss().forward(model, batch_of(2, labels=each)).loss for each in (labels * 1, labels)
