@@ -158,17 +158,8 @@ class _Machine:
             check_key(key)
             target[key] = value
 
-    def append(self) -> None:
-        value = self.pop()
-        self.last(list).append(value)
-
-    def extend(self) -> None:
-        values = self.since_mark()
+    def extend(self, values: list[Any]) -> None:
         self.last(list).extend(values)
-
-    def set_item(self) -> None:
-        value, key = self.pop(), self.pop()
-        self.set_items([key, value])
 
     def name(self, module: Any, name: Any) -> None:
         if type(module) is not str or type(name) is not str:
@@ -176,10 +167,6 @@ class _Machine:
         if (module, name) not in self.known.names:
             raise Refused(f"the pickle asks for {shown(f'{module}.{name}')}, {NOT_NEEDED}")
         self.push(self.known.names[module, name])
-
-    def name_on_stack(self) -> None:
-        name, module = self.pop(), self.pop()
-        self.name(module, name)
 
     def call(self) -> None:
         arguments, function = self.pop(), self.pop()
@@ -238,9 +225,9 @@ STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"\x85": lambda machine: machine.last_as_tuple(1),
     b"\x86": lambda machine: machine.last_as_tuple(2),
     b"\x87": lambda machine: machine.last_as_tuple(3),
-    b"a": _Machine.append,
-    b"e": _Machine.extend,
-    b"s": _Machine.set_item,
+    b"a": lambda machine: machine.extend([machine.pop()]),
+    b"e": lambda machine: machine.extend(machine.since_mark()),
+    b"s": lambda machine: machine.set_items([machine.pop(), machine.pop()][::-1]),
     b"u": lambda machine: machine.set_items(machine.since_mark()),
     b"q": lambda machine: machine.memoize(machine.number(1)),  # BINPUT, LONG_BINPUT, MEMOIZE
     b"r": lambda machine: machine.memoize(machine.number(4)),
@@ -248,7 +235,7 @@ STEPS: dict[bytes, Callable[[_Machine], None]] = {
     b"h": lambda machine: machine.recall(machine.number(1)),
     b"j": lambda machine: machine.recall(machine.number(4)),
     b"c": lambda machine: machine.name(machine.line(), machine.line()),
-    b"\x93": _Machine.name_on_stack,
+    b"\x93": lambda machine: machine.name(*[machine.pop(), machine.pop()][::-1]),
     b"Q": lambda machine: machine.push(machine.known.reference(machine.pop())),
     b"R": _Machine.call,
     b"b": _Machine.build,

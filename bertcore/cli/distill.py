@@ -209,7 +209,10 @@ class Distill(Labels, training.Training):
         rows, held_out = self.labelled_rows(self.seed)
         columns = self.columns(rows if self.eval else [*rows, *held_out])
         if self.task == "sequence":
-            _check_kind(columns.problem_type, teacher)
+            kind = teacher.config.get("problem_type") or ("regression" if len(_labels_of(teacher)) == 1 else None)
+            if columns.problem_type != kind and (kind is not None or columns.problem_type == "regression"):
+                known = kind or "classification"
+                raise CommandError(f"the labels are for {columns.problem_type}, the teacher is for {known}")
         if columns.labels:
             columns = dataclasses.replace(columns, labels=_labels_of(teacher))
         train, measure, metric = self.examples(columns, rows, held_out, tokenizer, length)
@@ -222,12 +225,6 @@ class Distill(Labels, training.Training):
         measured = metrics.combined(metrics.masked_accuracy, metrics.perplexity)
         options = {"compute_metrics": measured, "preprocess_logits_for_metrics": metrics.predicted_words}
         return *training.held_out_parts(examples, self.held_out), options
-
-
-def _check_kind(of_data: str, teacher: Any) -> None:
-    kind = teacher.config.get("problem_type") or ("regression" if len(_labels_of(teacher)) == 1 else None)
-    if of_data != kind and (kind is not None or of_data == "regression"):
-        raise CommandError(f"the labels are for {of_data}, the teacher is for {kind or 'classification'}")
 
 
 def _labels_of(teacher: Any) -> tuple[str, ...]:

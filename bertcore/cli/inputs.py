@@ -1,6 +1,5 @@
 """The inputs and outputs of commands: models, texts, files that appear whole or not at all, arrays and tables."""
 
-import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -9,7 +8,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
@@ -92,11 +91,11 @@ class TextsCommand(Command):
         super().__post_init__()
         check_one_source(self.file, self.text)
 
-    def texts(self) -> contextlib.AbstractContextManager[tuple[Iterator[str], str]]:
+    def texts(self) -> AbstractContextManager[tuple[Iterator[str], str]]:
         """Return a block with the texts as they come and the name of their source for messages."""
         return texts_from(self.file, self.text)
 
-    @contextlib.contextmanager
+    @contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:
         with self.texts() as (texts, _):
             yield texts
@@ -121,7 +120,7 @@ class PairsCommand(TextsCommand):
             raise CommandError(f"--text-pair is given {len(self.text_pair)} times, expected {expected}")
         super().__post_init__()
 
-    @contextlib.contextmanager
+    @contextmanager
     def inputs(self) -> Iterator[Iterable[Any]]:
         """Return a block with texts, or {"text", "text_pair"} of pairs."""
         with self.texts() as (texts, _):
@@ -146,7 +145,7 @@ def check_one_source(file: str | None, texts: tuple[str, ...], name: str = "FILE
         raise CommandError(f"{name} is missing, expected a file of texts, - for standard input, or --text with a text")
 
 
-@contextlib.contextmanager
+@contextmanager
 def texts_from(
     file: str | None, literal: tuple[str, ...] = (), argument: str = "FILE"
 ) -> Iterator[tuple[Iterator[str], str]]:
@@ -172,7 +171,7 @@ def some_texts(file: str | None, literal: tuple[str, ...] = (), argument: str = 
     return found
 
 
-@contextlib.contextmanager
+@contextmanager
 def input_stream(path: str, argument: str = "FILE") -> Iterator[tuple[BinaryIO, str]]:
     """Return a block with the bytes of the file `path`, or of standard input for "-", and its name for messages."""
     if path != "-":
@@ -264,14 +263,32 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
         raise CommandError("--output is empty, expected the name of a file, or - for stdout")
     if path == "-" and sys.stdout is None:
         raise CommandError("stdout is closed: there is nowhere to write to")
+    from bertcore.checkpoint.files import temporary_beside
+
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
     with _naming("stdout" if path == "-" else path), ExitStack() as stack:
         if path == "-":
             yield stack.enter_context(_spooled(sys.stdout.buffer, seekable))
         elif target.is_file() or not target.exists():
-            yield stack.enter_context(_replaced(target))
+            with _opening(target):
+                temporary = stack.enter_context(temporary_beside(target))
+                stream = temporary.open("xb")
+            with stream:
+                yield cast(BinaryIO, stream)
+            replace(temporary, target)
         else:
-            yield stack.enter_context(_spooled(stack.enter_context(_opened(target, target, "wb")), seekable))
+            with _opening(target):
+                stream = stack.enter_context(target.open("wb"))
+            yield stack.enter_context(_spooled(cast(BinaryIO, stream), seekable))
+
+
+@contextmanager
+def _opening(target: Path) -> Iterator[None]:
+    """Return a block in which errors name `target`, the file that the user knows."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager
@@ -283,28 +300,6 @@ def _naming(name: str) -> Iterator[None]:
         if error.errno not in UNWRITABLE or error.filename is not None:
             raise
         raise CommandError(f"{name} cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _replaced(target: Path) -> Iterator[BinaryIO]:
-    from bertcore.checkpoint.files import temporary_beside
-
-    with ExitStack() as stack:
-        try:
-            temporary = stack.enter_context(temporary_beside(target))
-        except OSError as error:
-            raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
-        with _opened(temporary, target, "xb") as stream:
-            yield stream
-        replace(temporary, target)
-
-
-def _opened(file: Path, target: Path, mode: str) -> BinaryIO:
-    """Open `file`; an error names `target`, the file that the user knows."""
-    try:
-        return cast(BinaryIO, file.open(mode))
-    except OSError as error:
-        raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -331,11 +331,10 @@ class Generate(Pipeline):
     def run(self) -> None:
         options = self.given("max_new_tokens", "temperature", "top_k", "top_p", "seed")
         options |= {"num_beams": self.beams or 1, "num_return_sequences": self.count or 1}
-        self.answer("text-generation", _continuations, **options, **({"do_sample": False} if self.greedy else {}))
-
-
-def _continuations(answers: Any) -> str:
-    return "\n".join(printable(answer["generated_text"]) for answer in answers)
+        options |= {"do_sample": False} if self.greedy else {}
+        self.answer(
+            "text-generation", lambda found: "\n".join(printable(it["generated_text"]) for it in found), **options
+        )
 
 
 class Tag(Pipeline):

@@ -315,11 +315,7 @@ def best_lines(
             raise CommandError(f"the model has {encoder.num_labels} labels, expected one, by which to order")
         return encoder.predict_stream(((query, text) for text in texts), **options)
 
-    kept: list[tuple[float, int, str]] = []
-    for index, (score, text) in enumerate(zip(*in_step(scored, lines), strict=False)):
-        entry = (float(score), -index, text)
-        if top_k is None or len(kept) < top_k:
-            heapq.heappush(kept, entry)
-        else:
-            heapq.heappushpop(kept, entry)
-    return [(score, -index, text) for score, index, text in sorted(kept, reverse=True)]
+    found = enumerate(zip(*in_step(scored, lines), strict=False))
+    entries = ((float(score), -index, text) for index, (score, text) in found)
+    best = sorted(entries, reverse=True) if top_k is None else heapq.nlargest(top_k, entries)
+    return [(score, -index, text) for score, index, text in best]

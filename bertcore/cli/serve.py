@@ -131,12 +131,8 @@ def listening_socket(host: str, port: int, backlog: int = 128) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(address, family=family, backlog=backlog)
-    except UnicodeError as error:  # of a name that no host can have
-        raise CommandError(f"cannot listen at {host}:{port}: {host!r} is not the name of a host") from error
-    except socket.gaierror as error:
-        raise CommandError(f"cannot listen at {host}:{port}: {error.strerror}") from error
-    except OSError as error:  # Python adds the address to its message
-        reason = str(error.strerror).partition(" (while ")[0]
+    except (UnicodeError, OSError) as error:  # the first of a name that no host can have; Python adds the address
+        reason = str(getattr(error, "strerror", f"{host!r} is not the name of a host")).partition(" (while ")[0]
         raise CommandError(f"cannot listen at {host}:{port}: {reason}") from error
     # Connections inherit it. asyncio sets it only for its own sockets; without it the body of an answer waits until the
     # client has acknowledged the head: 40 ms.

@@ -240,7 +240,9 @@ class GGUFFile:
                 raise ValueError(f"its version is {version}, expected {' or '.join(map(str, VERSIONS))}")
             tensors = cursor.count("tensors", _TENSOR, MOST_ENTRIES)
             entries = cursor.count("entries of metadata", _ENTRY, MOST_ENTRIES)
-            self.metadata: Mapping[str, Any] = _unique(_entries(cursor, entries), "key")
+            keys = (cursor.text("the key of an entry", MOST_NAME) for _ in range(entries))
+            pairs = ((key, cursor.value(cursor.number("I", key), key)) for key in keys)
+            self.metadata: Mapping[str, Any] = _unique(pairs, "key")
             listed = list(_unique(_tensors(cursor, tensors), "tensor").items())
             self.info = _placed(cursor, listed, self.metadata.get("general.alignment", ALIGNMENT))
         except ValueError as error:
@@ -263,12 +265,6 @@ class GGUFFile:
         if blocks.dtype.names is None:
             return native(blocks, info.kind)
         return dequantized(info.kind, blocks.reshape(-1)).reshape(info.shape)
-
-
-def _entries(cursor: _Cursor, count: int) -> Iterator[tuple[str, Any]]:
-    for _ in range(count):
-        key = cursor.text("the key of an entry", MOST_NAME)
-        yield key, cursor.value(cursor.number("I", key), key)
 
 
 def _tensors(cursor: _Cursor, count: int) -> Iterator[tuple[str, tuple[int, tuple[int, ...], int]]]:

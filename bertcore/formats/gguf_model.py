@@ -146,15 +146,7 @@ def _groups(spec: EncoderSpec) -> dict[str, Any]:
     return _rotary(spec) | groups | {"vocab_size": spec.vocab_size, "rope.dimension_count": layer.head_size}
 
 
-def _alibi(read: ConfigReader) -> dict[str, Any]:
-    fixed = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
-    return fixed | {"max_position_embeddings": read.size("context_length")}
-
-
-def _jina_v3(read: ConfigReader) -> dict[str, Any]:
-    return {"rotary_emb_base": _theta(read), "max_position_embeddings": read.size("context_length")}
-
-
+_ALIBI = {"position_embedding_type": "alibi", "feed_forward_type": "geglu"}
 _BERT_HEAD = {"cls": "pooler.dense", "cls.output": "classifier"}
 ARCHITECTURES = {
     "bert": Architecture(
@@ -163,9 +155,16 @@ ARCHITECTURES = {
     "nomic-bert": Architecture(("nomic_bert",), lambda read: _nomic(read) | {"activation_function": "swiglu"}, _rotary),
     "nomic-bert-moe": Architecture(("nomic_bert",), _nomic_mixture, _mixture),
     "jina-bert-v2": Architecture(
-        ("jina_bert", "jina_bert_code"), _alibi, lambda spec: {"attention.max_alibi_bias": 8.0}, _BERT_HEAD
+        ("jina_bert", "jina_bert_code"),
+        lambda read: _ALIBI | {"max_position_embeddings": read.size("context_length")},
+        lambda spec: {"attention.max_alibi_bias": 8.0},
+        _BERT_HEAD,
     ),
-    "jina-bert-v3": Architecture(("jina_embeddings_v3",), _jina_v3, _rotary),
+    "jina-bert-v3": Architecture(
+        ("jina_embeddings_v3",),
+        lambda read: {"rotary_emb_base": _theta(read), "max_position_embeddings": read.size("context_length")},
+        _rotary,
+    ),
     "modern-bert": Architecture(
         ("modernbert",),
         _modern,

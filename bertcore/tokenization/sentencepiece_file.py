@@ -78,7 +78,12 @@ def _model(data: bytes) -> SentencePieceModel:
     # A message that comes in two parts is their concatenation.
     trainer = dict(_named_fields(b"".join(parts["trainer"]), TRAINER_FIELDS, "trainer_spec"))
     normalizer = dict(_named_fields(b"".join(parts["normalizer"]), NORMALIZER_FIELDS, "normalizer_spec"))
-    _check_kind(trainer, normalizer)
+    if (model_type := trainer.get("model_type", 1)) != 1:
+        raise WireError(f"its model_type is {MODEL_TYPES.get(model_type, model_type)}, expected unigram")
+    if trainer.get("treat_whitespace_as_suffix", 0):
+        raise WireError("its treat_whitespace_as_suffix is true, expected false")
+    if not normalizer.get("escape_whitespaces", 1):
+        raise WireError("its escape_whitespaces is false, expected true")
     pieces = [_piece(number, message) for number, message in enumerate(parts["pieces"])]
     unknown = [piece for piece, _, kind in pieces if kind == UNKNOWN]
     if len(unknown) != 1:
@@ -105,16 +110,6 @@ def _named_fields(message: bytes, names: Mapping[int, tuple[str, int]], where: s
             if kind != expected:
                 raise WireError(f"{where}.{name} is {TYPE_NAMES[kind]}, expected {TYPE_NAMES[expected]}")
             yield name, value
-
-
-def _check_kind(trainer: dict, normalizer: dict) -> None:
-    model_type = trainer.get("model_type", 1)
-    if model_type != 1:
-        raise WireError(f"its model_type is {MODEL_TYPES.get(model_type, model_type)}, expected unigram")
-    if trainer.get("treat_whitespace_as_suffix", 0):
-        raise WireError("its treat_whitespace_as_suffix is true, expected false")
-    if not normalizer.get("escape_whitespaces", 1):
-        raise WireError("its escape_whitespaces is false, expected true")
 
 
 def _piece(number: int, message: bytes) -> tuple[str, float, int]:

@@ -64,27 +64,23 @@ def cosine_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
 
 def euclidean_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the lengths of the rows' differences, in the form of `cosines`; equal rows have no gradient."""
-    difference = left - right
-    xp = kernels.array_module(left)
+    xp, difference = kernels.array_module(left), left - right
     lengths = xp.sqrt((difference * difference).sum(axis=-1))
-
-    def pullback(grad):
-        part = (grad / xp.where(lengths > 0, lengths, 1))[:, None] * difference
-        return part, -part
-
-    return lengths, pullback
+    return lengths, _both_sides(difference / xp.where(lengths > 0, lengths, 1)[:, None])
 
 
 def manhattan_distances(left: Array, right: Array) -> tuple[Array, Pullback]:
     """Return the sums of the rows' absolute differences, in the form of `cosines`."""
-    difference = left - right
-    xp = kernels.array_module(left)
+    xp, difference = kernels.array_module(left), left - right
+    return xp.abs(difference).sum(axis=-1), _both_sides(xp.sign(difference))
 
+
+def _both_sides(slopes: Array) -> Pullback:
     def pullback(grad):
-        part = grad[:, None] * xp.sign(difference)
+        part = grad[:, None] * slopes
         return part, -part
 
-    return xp.abs(difference).sum(axis=-1), pullback
+    return pullback
 
 
 def angles(left: Array, right: Array) -> tuple[Array, Pullback]:
