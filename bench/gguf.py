@@ -20,7 +20,7 @@ from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, kernels
 from bertcore.demo_model import demo_model_folder
 from bertcore.formats.gguf_export import export_gguf
 from bertcore.presets import preset_config
-from bertcore.tasks.sentence_encoder.settings import save_sentence_encoder
+from bertcore.tasks.sentence_encoder.modules import save_sentence_encoder
 
 CASES = ("1x16", "8x128", "ragged")
 LEAST = {"minilm": 0.999, "bert-base": 0.99}  # cosine; llama.cpp's GELU is an approximation, and it rounds activations

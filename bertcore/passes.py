@@ -157,7 +157,7 @@ class Trace:
 
 
 class Cache(Protocol):
-    """The keys and values of a generation, as a layer uses them: `nn.key_value_cache.KeyValueCache`."""
+    """The keys and values of a generation, as a layer uses them: `models.generation.KeyValueCache`."""
 
     def attend(
         self, run: Pass, layer: int, qkv: Tensor, *, num_heads: int, scale: float | None, compute_dtype: str | None

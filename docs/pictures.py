@@ -20,9 +20,8 @@ from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassi
 from bertcore.cli.info import described, row
 from bertcore.demo_model import demo_model_folder
 from bertcore.drawing import save_figure
-from bertcore.plots.attention import attention_components, attention_maps
+from bertcore.plots.attention import attention_components, attention_maps, masking
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
-from bertcore.plots.masking import masking
 from bertcore.plots.models import models_side_by_side
 from bertcore.plots.probabilities import distillation_temperature, reliability_diagram
 from bertcore.tasks.sequence_scores import softmax

@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
     | {"system", "tasks", "tokenization"},  # tasks for the trainers of encoders
     "losses": {"training"},
-    "lora": {"arguments", "checkpoint", "kernels", "models", "nn"},
+    "lora": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "tape"},
     "tokenization": {"arguments", "checkpoint", "kernels"},
     "demo_model": {"checkpoint", "kernels"},
     "drawing": {"arguments"},

@@ -58,7 +58,7 @@ COMMANDS = {
         ("doctor", "doctor", "report which backends can run here, and what to install"),
         ("embed", "embed", "embed lines of text"),
         ("evaluate", "evaluate", "measure how well an encoder finds what answers queries"),
-        ("explain", "explain", "attribute a classifier's answer to the tokens of a text"),
+        ("explain", "plot", "attribute a classifier's answer to the tokens of a text"),
         ("export", "precision", "write a model for llama.cpp or ONNX Runtime"),
         ("fill-mask", "pipelines", "predict masked words"),
         ("finetune", "finetune", "fine-tune a model on labelled data"),

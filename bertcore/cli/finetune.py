@@ -22,7 +22,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.calibration import METHODS, calibration_as_json, expected_calibration_error
 from bertcore.tasks.gliner2_records import LabelledText, read_record
 from bertcore.tasks.pipelines import pipeline
-from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sentence_encoder.modules import read_settings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
 from bertcore.tokenization.mentions import LUKE_TASKS, entities_of
 from bertcore.training import data, objectives

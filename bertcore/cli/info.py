@@ -358,7 +358,7 @@ def _member(name: str) -> "Member":
     from bertcore.checkpoint import read_config
     from bertcore.checkpoint.weights import WEIGHTS_NAMES
     from bertcore.models.cost import Member
-    from bertcore.tasks.sentence_encoder.settings import read_settings
+    from bertcore.tasks.sentence_encoder.modules import read_settings
 
     known = known_preset(name)
     if known is not None:

@@ -203,7 +203,7 @@ class Search(Corpus):
     def run(self) -> None:
         from bertcore.tasks.index import merged
         from bertcore.tasks.loading import ENCODERS, kind_of
-        from bertcore.tasks.multi_vector.settings import read_late_settings
+        from bertcore.tasks.multi_vector.modules import read_late_settings
 
         folder = model_folder(self.model)
         kind = "late" if self.late else "sparse" if self.sparse else kind_of(folder)

@@ -20,13 +20,12 @@ from bertcore.kernels.arrays import ArrayLike
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
-from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ModelOutput
 from bertcore.models.registry import family_of
 from bertcore.models.spec import Config, ConfigReader
 from bertcore.nn.forms import bfloat16
 from bertcore.nn.layers import Embedding
-from bertcore.nn.parameter import Parameter
+from bertcore.nn.parameter import NamedParameters, Parameter
 from bertcore.passes import Pass, Seeds, Trace, mixed_seed
 from bertcore.tape import Tensor, value_of
 

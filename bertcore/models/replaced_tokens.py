@@ -21,14 +21,13 @@ from bertcore.models.auto import AutoModelForMaskedLM
 from bertcore.models.generation import sample_words
 from bertcore.models.inputs import integer_batch
 from bertcore.models.model import Model
-from bertcore.models.named_parameters import NamedParameters
 from bertcore.models.outputs import ReplacedTokensOutput
 from bertcore.models.pretraining import Discriminator
 from bertcore.models.registry import family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
 from bertcore.nn.layers import Embedding
-from bertcore.nn.parameter import Block, Parameter
+from bertcore.nn.parameter import Block, NamedParameters, Parameter
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass, mixed_seed
 from bertcore.presets import preset_config

@@ -30,7 +30,7 @@ from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting
 from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sentence_encoder.modules import read_settings
 from bertcore.tasks.sequence_scores import SequenceScores, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, checked_texts
 from bertcore.tokenization import AutoTokenizer

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.serving import requests as rq
-from bertcore.serving.jobs import SCORE
+from bertcore.serving.batcher import SCORE
 from bertcore.serving.models import Kinds, Models, ServedModel, finite, is_of
 from bertcore.serving.requests import ServerSettings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid

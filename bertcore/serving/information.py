@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import bertcore
 from bertcore.serving import requests as rq
+from bertcore.serving.batcher import checked_schema, read_marked
 from bertcore.serving.embeddings import INTEGER, NUMBER, listed, prompt_of
 from bertcore.serving.embeddings import LABELS as SCORED_LABELS
-from bertcore.serving.jobs import checked_schema, read_marked
 from bertcore.serving.models import TOKEN, Models, ServedModel, finite
 from bertcore.serving.requests import ServerSettings
 from bertcore.tasks.pipelines.spans import STRATEGIES

@@ -14,8 +14,17 @@ import numpy as np
 from bertcore import kernels
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import HEAD_NAME
-from bertcore.serving.batcher import Batcher, Lanes
-from bertcore.serving.jobs import SCORE, Job, answer_bytes, answers, attentions, read_jobs, read_marked
+from bertcore.serving.batcher import (
+    SCORE,
+    Batcher,
+    Job,
+    Lanes,
+    answer_bytes,
+    answers,
+    attentions,
+    read_jobs,
+    read_marked,
+)
 from bertcore.serving.requests import (
     RequestError,
     ServerSettings,

@@ -23,9 +23,9 @@ from bertcore.models.with_heads import head_specs
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_routes
 from bertcore.tasks.multi_vector import MultiVectorEncoder
-from bertcore.tasks.multi_vector.settings import is_late, read_late_settings
+from bertcore.tasks.multi_vector.modules import is_late, read_late_settings
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.settings import read_settings
+from bertcore.tasks.sentence_encoder.modules import read_settings
 from bertcore.tasks.sparse_encoder import SparseEncoder
 from bertcore.tasks.sparse_modules import IDF_NAME
 

@@ -28,7 +28,7 @@ from bertcore.models.rounding import observed_inputs, rounded_weight
 from bertcore.models.with_heads import head_specs
 from bertcore.system import replace
 from bertcore.tasks.loading import ENCODERS, read_encoder_settings
-from bertcore.tasks.multi_vector.settings import is_late
+from bertcore.tasks.multi_vector.modules import is_late
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.similarity import pairwise_cos_sim

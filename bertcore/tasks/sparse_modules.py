@@ -36,8 +36,7 @@ from bertcore.tasks.folder import (
     saved_settings,
 )
 from bertcore.tasks.long_texts import MergedWindows
-from bertcore.tasks.sentence_encoder.modules import MAPS, fill_block
-from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
+from bertcore.tasks.sentence_encoder.modules import MAPS, Settings, fill_block, read_settings
 from bertcore.tasks.similarity import SIMILARITIES
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ import json
 import numpy as np
 
 from bertcore import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-from bertcore.tasks.sentence_encoder.settings import save_sentence_encoder
+from bertcore.tasks.sentence_encoder.modules import save_sentence_encoder
 from tests.tiny_families import drawn_anew, tiny_config
 from tests.tokenization.corpus import training_texts
 

@@ -15,9 +15,8 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from bertcore.drawing import save_figure
-from bertcore.plots.attention import attention_components, attention_maps
+from bertcore.plots.attention import attention_components, attention_maps, masking
 from bertcore.plots.embeddings import embeddings_in_two_dimensions
-from bertcore.plots.masking import masking
 from bertcore.plots.models import MEASURED, models_side_by_side
 from bertcore.plots.probabilities import distillation_temperature, reliability_diagram
 from bertcore.training.curves import training_curves

@@ -22,12 +22,14 @@ from bertcore.tape import value_of
 from bertcore.tasks.encoders import EncoderOptions, EncoderPool, locking_folder
 from bertcore.tasks.folder import MODULES_NAME, SETTINGS_NAME, TRANSFORMER_NAMES, Prompts, module_entries
 from bertcore.tasks.long_texts import Cutting, MergedWindows
-from bertcore.tasks.multi_vector.modules import TokenHead, TokenRow, pool_tokens
-from bertcore.tasks.multi_vector.settings import (
+from bertcore.tasks.multi_vector.modules import (
     SIMILARITIES,
     TASKS,
+    TokenHead,
     TokenPooling,
+    TokenRow,
     checked_expansion,
+    pool_tokens,
     read_late_settings,
 )
 from bertcore.tasks.reading import PromptedReader, ReadOptions

@@ -3,6 +3,6 @@
 from bertcore.tasks.texts import TextsCutWarning
 
 from .encoder import SentenceEncoder
-from .settings import save_sentence_encoder
+from .modules import save_sentence_encoder
 
 __all__ = ["SentenceEncoder", "TextsCutWarning", "save_sentence_encoder"]

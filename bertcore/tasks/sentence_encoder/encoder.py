@@ -33,8 +33,7 @@ from bertcore.tasks.folder import MODELS, MODULES_NAME, Module, module_entries
 from bertcore.tasks.long_texts import MergedWindows, ReadOptions
 from bertcore.tasks.quantization import PRECISIONS, quantize_embeddings
 from bertcore.tasks.reading import PromptedReader, by_route
-from bertcore.tasks.sentence_encoder.modules import StaticModel, pool, read_maps, unknown_id
-from bertcore.tasks.sentence_encoder.settings import Settings, read_settings
+from bertcore.tasks.sentence_encoder.modules import Settings, StaticModel, pool, read_maps, read_settings, unknown_id
 from bertcore.tasks.similarity import SIMILARITIES, normalized
 from bertcore.tasks.texts import MOST_TOKENS, CutTexts, checked_texts, listed_texts, progress_bar
 

@@ -4,7 +4,7 @@ objective.py has the base class, sums, and supervised and custom losses; text_ex
 language_modeling.py and sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py,
 embedding_losses.py and batch_triplets.py train embeddings, cross_encoder.py scores of pairs, multi_vector.py scores
 from token vectors, sparse.py sparse embeddings; distillation.py learns from a teacher with the terms of
-distillation_terms.py. preview.py shows the examples that objectives present to a model.
+distillation_terms.py.
 """
 
 from bertcore.training.objectives import cross_encoder, multi_vector, sparse
@@ -53,9 +53,9 @@ from bertcore.training.objectives.language_modeling import (
     PermutationLM,
     ReplacedToken,
     SpanBoundary,
+    preview,
 )
 from bertcore.training.objectives.objective import CustomLoss, Objective, Supervised
-from bertcore.training.objectives.preview import preview
 from bertcore.training.objectives.schemas import GLiNER2Schemas
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
 from bertcore.training.objectives.similarity import (

@@ -12,7 +12,7 @@ from bertcore.checkpoint import CheckpointError, open_checkpoint, save_checkpoin
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.low_precision import quantize
 from bertcore.tasks.multi_vector import pool_tokens
-from bertcore.tasks.multi_vector.settings import is_late
+from bertcore.tasks.multi_vector.modules import is_late
 from bertcore.tasks.similarity import maxsim
 from bertcore.training.objectives.multi_vector import MultiVectorMultipleNegativesRankingLoss
 from tests.checkpoint.test_old_names import write_pickle

@@ -8,7 +8,7 @@ import pytest
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
-from bertcore.tasks.sentence_encoder.settings import POOLING_FLAGS
+from bertcore.tasks.sentence_encoder.modules import POOLING_FLAGS
 from bertcore.tasks.similarity import normalized
 from bertcore.training import AdamW
 from bertcore.training.objectives import MultipleNegativesRankingLoss
