@@ -22,9 +22,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from . import _cuda, checks, tensors
+from . import _cuda, checks
 from .errors import BackendUnavailable
-from .own_name import PROJECT, setting, variable
+from .own_name import PACKAGE, PROJECT, setting, variable
 from .threads import detect_threads
 
 NUMBA_MEGABYTES, THREAD_MEGABYTES = 512, 72  # of address space: for libraries; for a stack and the allocator's arena
@@ -261,7 +261,7 @@ class ArrayCall:
     def run(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation and return its one array as the kind of the arguments."""
         result = self.compute(function, *args)
-        return tensors.tensor_of(result) if self.are_tensors else result
+        return tensor_of(result) if self.are_tensors else result
 
     def compute(self, function: str, *args: Any) -> Any:
         """Call `function` of the implementation; its results are NumPy or CuPy arrays."""
@@ -294,7 +294,7 @@ class ArrayCall:
             return array, "GPU"
         if library == "torch" and hasattr(array, "__dlpack__"):
             self.are_tensors = True
-            return tensors.array_of(name, array)
+            return array_of(name, array)
         raise TypeError(f"{name} is {type(array).__qualname__}, expected a NumPy, CuPy or PyTorch array")
 
     def _one_home(self, homes: dict[str, str | None]) -> str | None:
@@ -319,3 +319,36 @@ class ArrayCall:
 def open_call(package: str, backend: str | None, *, optional: Collection[str] = (), **arrays: Any) -> ArrayCall:
     """Open a call of the operation folder `package` with its array arguments by name; `optional` ones may be None."""
     return ArrayCall(package, backend, arrays, optional)
+
+
+def array_of(name: str, tensor: Any) -> tuple[Any, str]:
+    """Return the NumPy or CuPy array of a tensor's memory, and its home: "host" or "GPU".
+
+    Raises TypeError, with the tensor's `name`, if it needs autograd, or if its memory does not hold its values.
+    """
+    torch = importlib.import_module("torch")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise TypeError(
+            f"{name} requires grad, but PyTorch's autograd cannot differentiate {PACKAGE}: "
+            f"pass {name}.detach(), or call under torch.no_grad()"
+        )
+    kinds = {
+        "meta": tensor.is_meta,
+        "sparse": tensor.layout != torch.strided,
+        "quantized": tensor.is_quantized,
+        "conjugated or negated": tensor.is_conj() or tensor.is_neg(),
+    }
+    for kind, is_it in kinds.items():
+        if is_it:
+            raise TypeError(f"{name} is a {kind} tensor, expected a dense one with memory of its own values")
+    tensor = tensor.detach()
+    if tensor.is_cuda:
+        return importlib.import_module("cupy").from_dlpack(tensor), "GPU"
+    if tensor.dtype == torch.bfloat16:
+        raise TypeError(f"{name} is a bfloat16 tensor in host memory, which NumPy cannot hold: pass {name}.float()")
+    return np.from_dlpack(tensor), "host"
+
+
+def tensor_of(array: Any) -> Any:
+    """Return a tensor of the memory of an array; None for None."""
+    return None if array is None else importlib.import_module("torch").from_dlpack(array)

@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _cuda, checks, dispatch, tensors
+from . import _cuda, checks, dispatch
 from .arguments import MISSING, Argument
 from .deferred import Deferred
 
@@ -325,5 +325,5 @@ def as_tensors(result: Any, made: dict[int, Any]) -> Any:
         return result._make(parts) if hasattr(result, "_make") else tuple(parts)
     if type(result).__module__.partition(".")[0] == "torch":
         return result
-    made[id(result)] = tensor = tensors.tensor_of(result)
+    made[id(result)] = tensor = dispatch.tensor_of(result)
     return tensor

@@ -156,7 +156,7 @@ def register(family: Family) -> Family:
 @functools.cache  # listing the folder takes 0.5 ms, and a model looks up its family four times
 def _import_families() -> None:
     for module in pkgutil.iter_modules(bertcore.families.__path__):
-        importlib.import_module(f"bertcore.families.{module.name}{'.family' if module.ispkg else ''}")
+        importlib.import_module(f"bertcore.families.{module.name}")
 
 
 def known_families() -> list[str]:

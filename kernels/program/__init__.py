@@ -13,7 +13,6 @@ Steps run in order, so the memory of a deleted Deferred is reused by later steps
 keeps programs, with their memory, for shapes that recur. This folder imports operations; nothing here imports it.
 """
 
-from .program import Program
-from .recordings import Recordings
+from .program import Program, Recordings
 
 __all__ = ["Program", "Recordings"]

@@ -13,7 +13,7 @@ from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.embedding import EMBEDDING
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.program import cpu as program_cpu
-from bertcore.kernels.program import recordings as recordings_module
+from bertcore.kernels.program import program as program_module
 from tests.kernels.strategies import normal
 from tests.refusals import refuses
 
@@ -289,7 +289,7 @@ def test_kept_memory_is_bounded(monkeypatch):
     for lengths in ([110], [110]):
         recorded(recordings, block, lengths)
     most = 2 * sum(kept())  # of one; it grows with the number of threads
-    monkeypatch.setattr(recordings_module, "MOST_KEPT", most)
+    monkeypatch.setattr(program_module, "MOST_KEPT", most)
     for _ in range(2):
         for tokens in range(100, 110):
             recorded(recordings, block, [tokens])
@@ -297,7 +297,7 @@ def test_kept_memory_is_bounded(monkeypatch):
 
 
 def test_single_shapes_are_not_kept(monkeypatch):
-    monkeypatch.setattr(recordings_module, "MOST_SEEN", 5)
+    monkeypatch.setattr(program_module, "MOST_SEEN", 5)
     recordings, block = Recordings(), Block(64, 160, 4)
     for tokens in range(1, 20):
         recorded(recordings, block, [tokens])

@@ -8,7 +8,7 @@ import pytest
 
 from bench.ops.operations import public_arguments
 from bertcore import kernels
-from bertcore.kernels import dispatch, tensors, use_backend
+from bertcore.kernels import dispatch, use_backend
 from tests.kernels.arrays import normal
 from tests.kernels.conformance.calls import everything
 from tests.kernels.conformance.cases import CASES
@@ -59,7 +59,7 @@ def test_tensors_in_tensors_out(operation):
 @every_operation
 def test_nothing_is_copied_on_the_way(operation, monkeypatch):
     entered, computed = [], []
-    native, tensor_of = dispatch.ArrayCall.native, tensors.tensor_of
+    native, tensor_of = dispatch.ArrayCall.native, dispatch.tensor_of
 
     def spy_in(call, name, array):
         result, home = native(call, name, array)
@@ -75,7 +75,7 @@ def test_nothing_is_copied_on_the_way(operation, monkeypatch):
         return result
 
     monkeypatch.setattr(dispatch.ArrayCall, "native", spy_in)
-    monkeypatch.setattr(tensors, "tensor_of", spy_out)
+    monkeypatch.setattr(dispatch, "tensor_of", spy_out)
     for _, call in calls(operation):
         call(tensor)
     assert entered and computed

@@ -15,7 +15,7 @@ from bertcore import (
 )
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.weights import save_checkpoint
-from bertcore.families.deberta.family import DebertaForMaskedLM
+from bertcore.families.deberta import DebertaForMaskedLM
 from bertcore.models.pretraining import Discriminator
 from bertcore.models.replaced_tokens import generator_config
 from bertcore.passes import Pass

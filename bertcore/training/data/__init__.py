@@ -3,8 +3,14 @@
 from bertcore.training.data.batches import Batches
 from bertcore.training.data.files import Documents, MalformedRecord, Record, Records, split_sentences
 from bertcore.training.data.labelled import LabelledTexts, LabelledWords, QueriedTexts, TextColumns, TextMentions
-from bertcore.training.data.mentions import LabelledEntities, LabelledMentions, SpanCollator
-from bertcore.training.data.questions import Questions, answer_metrics, best_answers
+from bertcore.training.data.spans import (
+    LabelledEntities,
+    LabelledMentions,
+    Questions,
+    SpanCollator,
+    answer_metrics,
+    best_answers,
+)
 from bertcore.training.data.stored import StoredExamples, Subset, store_examples
 
 __all__ = [

@@ -19,7 +19,7 @@ from bertcore.tokenization.prompts import PromptedText, PromptReader, as_batch, 
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import DataCollatorForLanguageModeling
 from bertcore.training.data.files import Rows, wrong_record
-from bertcore.training.data.mentions import LabelledEntities
+from bertcore.training.data.spans import LabelledEntities
 from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective

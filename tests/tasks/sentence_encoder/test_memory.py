@@ -24,10 +24,10 @@ PROCESS = """
 import re, sys
 from pathlib import Path
 from bertcore import SentenceEncoder
-from bertcore.kernels.program import recordings
+from bertcore.kernels.program import program
 from bertcore.execution import eager as layers
 
-recordings.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own
+program.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own
 layers.GROUP_TOKENS = 1 << 30
 
 def resident(name):
