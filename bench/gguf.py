@@ -18,7 +18,7 @@ from bench.options import positive
 from bench.peers.cases import SHAPES
 from bertcore import AutoModel, AutoTokenizer, SentenceEncoder, kernels
 from bertcore.demo_model import demo_model_folder
-from bertcore.formats.gguf_export import export_gguf
+from bertcore.formats.export import export_gguf
 from bertcore.presets import preset_config
 from bertcore.tasks.sentence_encoder.modules import save_sentence_encoder
 

@@ -20,7 +20,7 @@ from runs import arguments, curve_of, options, report
 from bertcore import AutoModel, AutoTokenizer, GLiNER
 from bertcore.demo_model import demo_model_folder
 from bertcore.models.gliner import ENCODER, GLiNERModel
-from bertcore.tokenization.prompts import MARKS, split_words
+from bertcore.tokenization.mentions import MARKS, split_words
 from bertcore.training import Trainer, objectives
 from bertcore.training.metrics import of_counts
 

@@ -125,7 +125,7 @@ class Quantize(Command):
         print(f"{target}: {after / 1e6:,.1f} MB in {self.dtype}, from {before / 1e6:,.1f} MB")
 
 
-PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.gguf_export has them, which imports models
+PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.export has them, which imports models
 
 
 class Export(Command):
@@ -158,14 +158,14 @@ class Export(Command):
     def run(self) -> None:
         target = Path(self.target)
         if (self.format or ("gguf" if target.suffix == ".gguf" else "onnx")) == "gguf":
-            from bertcore.formats.gguf_export import export_gguf
+            from bertcore.formats.export import export_gguf
 
             export_gguf(model_folder(self.model), target, self.precision or PRECISIONS[0])
             written = [target]
         else:
             if self.precision is not None:
                 raise CommandError("--precision and --format onnx are both given, expected one: ONNX has float32")
-            from bertcore.formats.onnx_export import export_onnx
+            from bertcore.formats.export import export_onnx
 
             export_onnx(model_folder(self.model), target)
             written = [file for file in target.rglob("*") if file.is_file()]

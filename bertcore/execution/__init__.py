@@ -1,1 +1,1 @@
-"""The executors of an encoder: `eager` by operation, `recorded` as programs on the CPU, `graphs` as CUDA graphs."""
+"""The executors of an encoder: `eager` by operation or as programs on the CPU, `graphs` as CUDA graphs."""

@@ -11,7 +11,7 @@ from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import HeadSpec, fewer_layers, register
 from bertcore.models.spec import ConfigReader
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import EncoderLayer
+from bertcore.nn.blocks import EncoderLayer
 from bertcore.nn.layers import LayerNorm, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation

@@ -14,7 +14,7 @@ from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import register
 from bertcore.models.spec import ConfigReader, standard_spec
-from bertcore.nn.encoder_layer import LayerContext, SelfAttention, make_norm
+from bertcore.nn.blocks import LayerContext, SelfAttention, make_norm
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor, value_of

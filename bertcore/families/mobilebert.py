@@ -8,8 +8,7 @@ from bertcore.families.bert import BERT
 from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn import functional
-from bertcore.nn.embeddings import Embeddings, FirstToken, Pooler
-from bertcore.nn.encoder_layer import FeedForward, LayerContext, SelfAttention
+from bertcore.nn.blocks import Embeddings, FeedForward, FirstToken, LayerContext, Pooler, SelfAttention
 from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec

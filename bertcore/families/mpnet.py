@@ -13,7 +13,7 @@ from bertcore.models.adapter import Adapter
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import in_each_layer, register
 from bertcore.models.spec import ConfigReader, standard_spec
-from bertcore.nn.encoder_layer import LayerContext
+from bertcore.nn.blocks import LayerContext
 from bertcore.nn.parameter import Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass

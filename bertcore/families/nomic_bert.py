@@ -31,7 +31,7 @@ from bertcore.models.spec import (
     without_older_keys,
 )
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
+from bertcore.nn.blocks import EncoderLayer, LayerContext, SelfAttention, Sublayer, make_norm
 from bertcore.nn.layers import Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation

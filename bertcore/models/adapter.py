@@ -14,7 +14,7 @@ import numpy as np
 
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
-from bertcore.nn.encoder_layer import LayerContext
+from bertcore.nn.blocks import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.parameter import Block
 from bertcore.nn.rotary import RotaryTables

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping
 
 from bertcore.execution import eager
 from bertcore.execution.graphs import Graphs
-from bertcore.execution.recorded import Recorded
 from bertcore.models.inputs import EncoderInput
 from bertcore.models.registry import Family
-from bertcore.nn.encoder_layer import LayerContext
+from bertcore.nn.blocks import LayerContext
 from bertcore.nn.layers import drop
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
@@ -47,7 +46,7 @@ class Encoder(Block):
             self.final_norm = spec.layers[-1].norm(names["final_norm"], **sizes, bias=bias)
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
         self.recomputes_layers = False
-        self._recorded, self._graphs = Recorded(), Graphs()
+        self._recorded, self._graphs = eager.Recorded(), Graphs()
 
     def __call__(self, run: Pass, inputs: EncoderInput) -> Tensor:
         """Return the last hidden state of a batch, (tokens, hidden), or the state that a family's own layers return."""

@@ -12,8 +12,7 @@ from bertcore.checkpoint import Adapters, NameRules
 from bertcore.heads import ClassifierSpec, LanguageModelSpec, SpanBoundarySpec
 from bertcore.models.adapter import Adapter
 from bertcore.models.spec import ConfigReader
-from bertcore.nn.embeddings import Embeddings, Pooler
-from bertcore.nn.encoder_layer import EncoderLayer, SelfAttention
+from bertcore.nn.blocks import Embeddings, EncoderLayer, Pooler, SelfAttention
 from bertcore.nn.parameter import Block
 from bertcore.nn.spec import EncoderSpec
 

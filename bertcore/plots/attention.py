@@ -13,7 +13,7 @@ from bertcore.arguments import check_count
 from bertcore.drawing import AMBER, BLUE, ORANGE, label_ticks, new_figure, shortened, style
 from bertcore.kernels import checks
 from bertcore.tokenization.tokenizer import Tokenizer
-from bertcore.training.masking import Masking, Words
+from bertcore.training.collators import Masking, Words
 
 TERMS = ("content to content", "content to position", "position to content", "sum of the terms")
 MOST_TOKENS = 512  # a figure of more is unreadable

@@ -21,8 +21,7 @@ from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions, TextReader
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, checked_texts, progress_bar, sequence_length
 from bertcore.tokenization import AutoTokenizer
-from bertcore.tokenization.mentions import apart
-from bertcore.tokenization.prompts import MARKS, PromptedText, PromptReader, as_batch, split_words
+from bertcore.tokenization.mentions import MARKS, PromptedText, PromptReader, apart, as_batch, split_words
 
 TRUNCATIONS = "warn", "error"
 TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"

@@ -20,9 +20,9 @@ from bertcore.training.collators import (
     DataCollatorForMultipleChoice,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
+    Masking,
 )
 from bertcore.training.eight_bits import AdamW8bit
-from bertcore.training.masking import Masking
 from bertcore.training.metrics import EvalPrediction, PredictionOutput
 from bertcore.training.optimizers import LAMB, SGD, AdamW, Muon, Optimizer, StableAdamW, clip_grad_norm
 from bertcore.training.safeguards import TrainingDiverged

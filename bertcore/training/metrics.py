@@ -22,7 +22,7 @@ from bertcore import kernels
 from bertcore.arguments import check_strings, required
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import NativeArray
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 
 Prediction = tuple[Any, Any]
 Reduce = Callable[[Any, Any], Any]

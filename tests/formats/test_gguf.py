@@ -11,7 +11,7 @@ from bertcore import AutoModel, AutoTokenizer, CrossEncoder, SentenceEncoder
 from bertcore.checkpoint import CheckpointError
 from bertcore.cli import main
 from bertcore.formats import gguf_model
-from bertcore.formats.gguf_export import export_gguf
+from bertcore.formats.export import export_gguf
 from bertcore.formats.gguf_file import KINDS, GGUFFile, dequantized, quantized, write_gguf
 from bertcore.formats.gguf_tokenizer import tokenizer_files
 from tests.formats.models import TEXTS, WORDS, write_model

@@ -10,7 +10,7 @@ import pytest
 
 from bertcore import SentenceEncoder
 from bertcore.cli import main
-from bertcore.formats.onnx_export import export_onnx
+from bertcore.formats.export import export_onnx
 from tests.formats.models import TEXTS, write_model
 from tests.tiny_families import runnable
 

@@ -7,7 +7,7 @@ import pytest
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config
 from bertcore.cli import main
-from bertcore.nn.encoder_layer import attention_dtype
+from bertcore.nn.blocks import attention_dtype
 from bertcore.passes import Pass
 from tests.checkpoint.files import write_tensors
 from tests.models.test_low_precision import QUANTIZATION

@@ -15,7 +15,7 @@ from bertcore.kernels import to_host
 from bertcore.models.gliner import GLiNERModel
 from bertcore.tasks.gliner import runs_above
 from bertcore.tasks.texts import TextsCutWarning
-from bertcore.tokenization.prompts import as_batch, split_words
+from bertcore.tokenization.mentions import as_batch, split_words
 from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_gliner import LABELS, TEXTS, config_of, threshold_of, tiny_gliner

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bertcore import GLiNER
-from bertcore.tokenization.prompts import as_batch, split_words
+from bertcore.tokenization.mentions import as_batch, split_words
 from tests.lazy import lazy
 from tests.tiny_gliner import LABELS, MARKS, TEXTS, threshold_of, tiny_gliner
 

@@ -8,8 +8,7 @@ import pytest
 
 from bertcore import AutoTokenizer, DataCollatorForMultipleChoice, DataCollatorForTokenClassification
 from bertcore.training import DataCollatorForLanguageModeling, DataCollatorWithPadding, Masking, TrainingArguments
-from bertcore.training.collators import NumberedCollator
-from bertcore.training.masking import IGNORED, Words
+from bertcore.training.collators import IGNORED, NumberedCollator, Words
 from tests.refusals import refuses
 from tests.tiny_bert import VOCABULARY
 from tests.tolerances import assert_same_arrays

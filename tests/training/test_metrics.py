@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertcore.training import metrics
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.metrics import answer_scores, normalized_answer, span_f1, spans
 from tests.refusals import refuses
 

@@ -10,8 +10,7 @@ from bertcore import kernels
 from bertcore.execution.buffers import FEWEST_TOKENS, capacity_for
 from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
-from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
+from bertcore.nn.blocks import Embeddings, LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout

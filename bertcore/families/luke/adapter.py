@@ -13,7 +13,7 @@ from bertcore.models.adapter import Adapter, Encoded
 from bertcore.models.inputs import INTEGERS as OF_WORDS
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types, pack
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import LayerContext
+from bertcore.nn.blocks import LayerContext
 from bertcore.nn.packing import PackedBatch
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass

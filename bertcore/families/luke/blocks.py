@@ -10,8 +10,7 @@ from bertcore import kernels
 from bertcore.kernels.arrays import NativeArray
 from bertcore.kernels.precision import working_dtype
 from bertcore.nn import functional
-from bertcore.nn.embeddings import Embeddings
-from bertcore.nn.encoder_layer import LayerContext, SelfAttention, attention_dtype
+from bertcore.nn.blocks import Embeddings, LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.functional import split_heads
 from bertcore.nn.functional.attention import (
     attend,

@@ -10,7 +10,7 @@ import numpy as np
 from bertcore import kernels
 from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import LayerContext, Sublayer, attention_dtype, make_norm
+from bertcore.nn.blocks import LayerContext, Sublayer, attention_dtype, make_norm
 from bertcore.nn.layers import Embedding, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.parameter import Block, Parameter

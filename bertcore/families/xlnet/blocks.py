@@ -8,7 +8,7 @@ from bertcore import kernels
 from bertcore.families.transfo_xl.blocks import RecurrentContext, RelativeAttention
 from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
-from bertcore.nn.encoder_layer import FeedForward, make_norm
+from bertcore.nn.blocks import FeedForward, make_norm
 from bertcore.nn.functional.rows import column_sums, widened
 from bertcore.nn.layers import Embedding, drop, dropped_linear
 from bertcore.nn.layout import Layout

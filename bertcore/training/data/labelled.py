@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from bertcore.kernels import checks
-from bertcore.training.collators import is_cut
+from bertcore.training.collators import IGNORED, is_cut
 from bertcore.training.data.files import Record, Rows, without_column, wrong_record
-from bertcore.training.masking import IGNORED
 
 AT_ONCE = 256  # records that are tokenised together
 MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels

@@ -18,10 +18,9 @@ from bertcore.kernels import checks
 from bertcore.tokenization import mentions as marked
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training import metrics
-from bertcore.training.collators import DataCollatorWithPadding, is_cut
+from bertcore.training.collators import IGNORED, DataCollatorWithPadding, is_cut
 from bertcore.training.data.files import Rows, text_of, wrong_record
 from bertcore.training.data.labelled import AT_ONCE, LabelledTexts, check_known
-from bertcore.training.masking import IGNORED
 
 COUNTS = {"entity-classification": 1, "relation-extraction": 2}  # of spans
 NO_RELATION = "no_relation"  # of pairs without a relation (TACRED)

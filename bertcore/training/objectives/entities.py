@@ -15,12 +15,11 @@ from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.gliner import GLiNERModel
 from bertcore.models.outputs import ModelOutput
-from bertcore.tokenization.prompts import PromptedText, PromptReader, as_batch, split_words
+from bertcore.tokenization.mentions import PromptedText, PromptReader, as_batch, split_words
 from bertcore.tokenization.tokenizer import Tokenizer
-from bertcore.training.collators import DataCollatorForLanguageModeling
+from bertcore.training.collators import IGNORED, DataCollatorForLanguageModeling, Masking
 from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.spans import LabelledEntities
-from bertcore.training.masking import IGNORED, Masking
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
 from bertcore.training.objectives.objective import Batch, Collator, Objective
 from bertcore.training.objectives.text_examples import SpecialTokens, text_limit

@@ -14,12 +14,14 @@ from bertcore.models.outputs import Later, ModelOutput, SpanBoundaryOutput
 from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import (
+    IGNORED,
     DataCollatorForLanguageModeling,
     DataCollatorWithPadding,
+    Masking,
     NumberedCollator,
+    Words,
     ids_of,
 )
-from bertcore.training.masking import IGNORED, Masking, Words
 from bertcore.training.objectives import objective as base
 from bertcore.training.objectives.text_examples import Documents, SpecialTokens, document_ids, stream_pieces, text_limit
 

@@ -15,7 +15,7 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import ClassOptions, Pass, kept_losses, use_class_options, use_loss_factors
 from bertcore.tokenization.tokenizer import Tokenizer
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives.text_examples import Documents
 
 Batch = Mapping[str, Any]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from bertcore import AutoModelForSequenceClassification
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from tests.tiny_bert import CONFIG
 
 LENGTHS = [9, 4, 1, 7]

@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoTokenizer
 from bertcore.training import Masking, metrics
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import EntityMaskedLM
 from tests.refusals import refuses
 from tests.slopes import assert_slope

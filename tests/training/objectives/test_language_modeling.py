@@ -5,7 +5,7 @@ import pytest
 
 from bertcore import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, value_and_grad
 from bertcore.training import Masking
-from bertcore.training.masking import IGNORED, Words
+from bertcore.training.collators import IGNORED, Words
 from bertcore.training.objectives import CausalLM, MaskedLM, Objective, PermutationLM, TranslationLM
 from bertcore.training.objectives.text_examples import document_ids
 from tests.refusals import refuses

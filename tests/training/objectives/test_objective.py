@@ -17,7 +17,7 @@ from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.training import Trainer
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.metrics import run_through
 from bertcore.training.objectives import (
     CustomLoss,

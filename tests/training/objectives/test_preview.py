@@ -7,8 +7,7 @@ import pytest
 
 from bertcore.cli import main
 from bertcore.training import Masking
-from bertcore.training.collators import NumberedCollator
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED, NumberedCollator
 from bertcore.training.objectives import MaskedLM, PermutationLM, preview
 from tests.refusals import refuses
 

@@ -9,7 +9,7 @@ from bertcore.models.generation import BLOCK, sample_words
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import preset_config
 from bertcore.training import Masking
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import ReplacedToken
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG

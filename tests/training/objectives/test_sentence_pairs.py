@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForNextSentencePrediction, AutoModelForPreTraining
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import (
     CausalLM,
     CustomLoss,

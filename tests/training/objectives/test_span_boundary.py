@@ -7,7 +7,7 @@ from bertcore import AutoModelForMaskedLM, AutoModelForSpanBoundary, load_model,
 from bertcore.heads import find_boundaries
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.models.with_heads import head_specs
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import SpanBoundary
 from tests.kernels.oracles import gelu, layer_norm
 from tests.slopes import assert_slope

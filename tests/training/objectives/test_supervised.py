@@ -12,7 +12,7 @@ from bertcore import (
     AutoTokenizer,
 )
 from bertcore.training import Trainer, TrainingArguments
-from bertcore.training.masking import IGNORED
+from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import Supervised
 from tests.refusals import refuses
 from tests.slopes import assert_slope
