@@ -77,15 +77,4 @@ template <int PENDING> __device__ __forceinline__ void ptx_cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
-// ---- named barriers: `threads` threads (a multiple of 32) meet at barrier `id` (1 to 15) ------------------------
-
-__device__ __forceinline__ void ptx_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
-// Counts this thread in without waiting.
-__device__ __forceinline__ void ptx_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
-
 #endif

@@ -173,7 +173,6 @@ enum {
   WITHIN_A_WARP,
   BESIDE_A_COPY,
   COPY_OF_ANOTHER,
-  FREED_TOO_EARLY,
   ATOMIC_AND_PLAIN,
   IN_GLOBAL_MEMORY
 };
@@ -208,15 +207,6 @@ template <int CASE, bool WRONG> __global__ void race(const float4 *input, float 
     if (!WRONG || CASE == COPY_OF_ANOTHER) cp_async_wait<0>();
     if (!WRONG || CASE == BESIDE_A_COPY) __syncthreads();
     output[thread] = copied[CASE == BESIDE_A_COPY ? thread : other].x;
-  } else if (CASE == FREED_TOO_EARLY) {  // warp 1 reads after it has said that it is done
-    if (thread < WARP) {
-      ptx_barrier_sync(1, 64);
-      held[thread + 32] = 1;
-    } else {
-      if (!WRONG) output[thread] = held[thread];
-      ptx_barrier_arrive(1, 64);
-      if (WRONG) output[thread] = held[thread];
-    }
   } else if (CASE == ATOMIC_AND_PLAIN) {
     __syncthreads();
     if (!WRONG || thread) atomicAdd(&held[0], 1.f);

@@ -40,8 +40,7 @@ struct Times {
 
 uint32_t phase = 0;
 uint64_t block = 0;
-std::vector<Times> threads, gathered(16);  // of each thread, of each barrier
-std::vector<unsigned> waiting[16];
+std::vector<Times> threads;
 
 unsigned self() { return unsigned(machine.current - machine.threads.data()); }
 
@@ -191,24 +190,9 @@ void races_begin_block() {
   const Index &at = machine.block, &grid = machine.grid_extent;
   block = 1 + at.x + grid.x * (at.y + uint64_t(grid.y) * at.z);
   threads.resize(machine.threads.size());
-  for (auto &list : waiting) list.clear();
 }
 
-void races_arrive(Barrier &barrier, unsigned count, bool wait) {
-  const size_t id = &barrier - machine.barriers;
-  if (id == 0 && wait) {
-    if (barrier.arrived + 1 == count) ++phase;
-    return;
-  }
-  uint32_t *own = clocks_of(self()), *all = clocks(gathered[id]);
-  join(all, own);
-  ++own[self()];
-  if (wait) waiting[id].push_back(self());
-  if (barrier.arrived + 1 < count) return;
-  for (unsigned thread : waiting[id]) join(clocks_of(thread), all);
-  waiting[id].clear();
-  gathered[id].phase = 0;
-}
+void races_meet_block() { ++phase; }
 
 void races_meet(unsigned mask) {
   const unsigned first = self() / 32 * 32;

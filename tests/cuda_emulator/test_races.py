@@ -24,7 +24,6 @@ CASES = {  # what the message says after "this thread reads", or "writes": the s
     "WITHIN_A_WARP": f"byte .* of shared array 'held', {BARRIER}",
     "BESIDE_A_COPY": f"byte .* of shared array 'copied', {COPY}",
     "COPY_OF_ANOTHER": f"byte .* of shared array 'copied', ({BARRIER}|{COPY})",
-    "FREED_TOO_EARLY": f"byte .* of shared array 'held', {BARRIER}",
     "ATOMIC_AND_PLAIN": f"byte 0 of shared array 'held', {BARRIER}",
     "IN_GLOBAL_MEMORY": "byte 252 of argument 1, which block [01] of the grid wrote",
 }

@@ -76,7 +76,7 @@ inline bool is_shared(const void *address) {
 // ---- barriers, warp operations ----------------------------------------------------------------------------------
 
 inline void __syncthreads(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
-  emulator::arrive(0, emulator::machine.threads.size(), true, "__syncthreads", file, line);
+  emulator::meet_block(file, line);
 }
 
 inline void __syncwarp(unsigned mask = 0xffffffffu) {

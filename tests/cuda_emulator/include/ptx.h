@@ -117,10 +117,3 @@ template <int PENDING> void ptx_cp_async_wait() {
   const unsigned committed = emulator::machine.current->copy_group;
   if (committed > PENDING) emulator::finish_copies(committed - PENDING);
 }
-
-inline void ptx_barrier_sync(int id, int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
-  emulator::arrive(id, threads, true, "bar.sync", file, line);
-}
-inline void ptx_barrier_arrive(int id, int threads, const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
-  emulator::arrive(id, threads, false, "bar.arrive", file, line);
-}

@@ -10,20 +10,19 @@
 
 namespace emulator {
 
-struct Barrier;
 struct PendingCopy;
 
 #ifdef EMULATOR_RACES
 void races_begin_block();
-void races_arrive(Barrier &barrier, unsigned threads, bool wait);  // before the barrier counts this thread
-void races_meet(unsigned mask);                                    // all lanes of the warp are there
+void races_meet_block();         // all threads of the block are at a barrier
+void races_meet(unsigned mask);  // all lanes of the warp are there
 void races_issue(const PendingCopy &copy, const void *global, size_t bytes);
 void races_finish(const PendingCopy &copy);  // the thread has waited for its copy
 void races_atomic(void *address, size_t bytes, const void *instruction);
 #define NOT_CHECKED [[gnu::no_sanitize("thread")]]  // the function tells races.cpp itself what it does to memory
 #else
 inline void races_begin_block() {}
-inline void races_arrive(Barrier &, unsigned, bool) {}
+inline void races_meet_block() {}
 inline void races_meet(unsigned) {}
 inline void races_issue(const PendingCopy &, const void *, size_t) {}
 inline void races_finish(const PendingCopy &) {}

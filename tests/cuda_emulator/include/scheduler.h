@@ -63,8 +63,8 @@ struct Warp {
   Exchange exchanges[32];
 };
 
-struct Barrier {
-  unsigned arrived = 0, expected = 0;
+struct Barrier {  // of the threads of a block
+  unsigned arrived = 0;
   uint64_t generation = 0;
   int line = 0;
 };
@@ -76,7 +76,7 @@ struct Machine {
   std::vector<Warp> warps;
   std::vector<unsigned> lane_order;
   std::vector<GuardedMemory> stacks;
-  Barrier barriers[16];
+  Barrier barrier;
   Thread *current = nullptr;
   Context main;
   unsigned alive = 0;
@@ -141,22 +141,18 @@ inline void step_aside() {
   wait_while(&never, 0, "__nanosleep", "", 0);
 }
 
-inline void arrive(int id, unsigned threads, bool wait, const char *operation, const char *file, int line) {
-  Barrier &barrier = machine.barriers[id];
-  if (barrier.arrived && barrier.expected != threads)
-    fail("%s (%s:%d) expects %u threads at barrier %d, threads already there expect %u", operation, file, line, threads,
-         id, barrier.expected);
-  if (id == 0 && barrier.arrived && barrier.line != line)
+inline void meet_block(const char *file, int line) {
+  Barrier &barrier = machine.barrier;
+  if (barrier.arrived && barrier.line != line)
     fail("divergent barrier: this thread is at %s:%d, others of its block wait at line %d", file, line, barrier.line);
-  barrier.expected = threads;
   barrier.line = line;
   const uint64_t generation = barrier.generation;
-  races_arrive(barrier, threads, wait);
-  if (++barrier.arrived == threads) {
+  if (++barrier.arrived == machine.threads.size()) {
+    races_meet_block();
     barrier.arrived = 0;
     ++barrier.generation;
-  } else if (wait) {
-    wait_while(&barrier.generation, generation, operation, file, line);
+  } else {
+    wait_while(&barrier.generation, generation, "__syncthreads", file, line);
   }
 }
 
@@ -270,7 +266,7 @@ inline void start_threads() {
   }
   for (Warp &warp : machine.warps)
     for (Exchange &meeting : warp.exchanges) meeting.mask = 0;
-  for (Barrier &barrier : machine.barriers) barrier = Barrier();
+  machine.barrier = Barrier();
   for (unsigned t = 0; t < count; ++t) {
     Thread &thread = machine.threads[t];
     thread.index = {t % extent.x, t / extent.x % extent.y, t / (extent.x * extent.y)};
