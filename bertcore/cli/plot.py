@@ -112,7 +112,7 @@ TEMPERATURES = Kind(lambda text: list(map(ABOVE_0.read, text.split(","))), "numb
 FIGURES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention": ("plots.attention", "attention_maps", ("layer", "head", "special_tokens")),
     "components": ("plots.attention", "attention_components", ("layer", "head", "special_tokens")),
-    "masking": ("plots.masking", "masking", ("epochs",)),
+    "masking": ("plots.attention", "masking", ("epochs",)),
     "temperature": ("plots.probabilities", "distillation_temperature", ("temperatures",)),
     "calibration": ("plots.probabilities", "reliability_diagram", ("bins",)),
     "curves": ("training.curves", "training_curves", ()),
