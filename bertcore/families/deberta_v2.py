@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertcore import kernels
-from bertcore.families.deberta import family as deberta
+from bertcore.families import deberta
 from bertcore.families.deberta.blocks import DisentangledAttention, DisentangledContext, Disentanglement
 from bertcore.heads import ClassifierSpec
 from bertcore.models.registry import HeadSpec, fewer_layers, register
