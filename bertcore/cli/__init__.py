@@ -50,7 +50,7 @@ COMMANDS = {
     name: (f"bertcore.cli.{module}", name.replace("-", " ").title().replace(" ", ""), line)
     for name, module, line in (
         ("answer", "pipelines", "answer a question with a span of a text"),
-        ("calibrate", "finetune", "fit a classifier's probabilities to how often it is right"),
+        ("calibrate", "distill", "fit a classifier's probabilities to how often it is right"),
         ("classify", "pipelines", "classify texts"),
         ("compare", "info", "compare models side by side, as a table or a plot"),
         ("demo", "doctor", "embed a few sentences with a real model"),

@@ -1,22 +1,28 @@
-"""The command distill: a smaller model learns from a larger one."""
+"""The commands distill and calibrate: a smaller model that learns from a larger one, and calibrated probabilities."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import click
+import numpy as np
 from click.core import ParameterSource
 
 import bertcore
+from bertcore.arguments import required
 from bertcore.cli import training
-from bertcore.cli.finetune import Labels, with_new_head
-from bertcore.cli.inputs import model_folder, some_texts
-from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive
+from bertcore.cli.finetune import LabelledData, Labels, with_new_head
+from bertcore.cli.inputs import WithModel, model_folder, output_stream, some_texts
+from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive, Seed, Share
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.models.architectures import class_for
 from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
+from bertcore.tasks.calibration import METHODS, calibration_as_json, expected_calibration_error
+from bertcore.tasks.pipelines import pipeline
+from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, softmax
 from bertcore.tasks.static import distill_static
-from bertcore.training import metrics, objectives
+from bertcore.training import data, metrics, objectives
 
 DIMS = 256  # of static embeddings
 OF_STATIC = ("static", "teacher", "out", "vocabulary", "dims", "backend", "traceback")
@@ -231,3 +237,94 @@ def _labels_of(teacher: Any) -> tuple[str, ...]:
     """Return the names of the teacher's classes, or their numbers if they have no names."""
     named = teacher.config.id2label.items()
     return tuple(str(number) if name == f"LABEL_{number}" else name for number, name in named)
+
+
+class Calibrate(LabelledData, WithModel):
+    """Calibrate a classifier's probabilities, so that they match its accuracy.
+
+    DATA is labelled texts that the model was not trained on, in the form of `bertcore finetune --task sequence`. The
+    --method is fitted to a part of them; the others, or --eval, measure the expected calibration error before and
+    after: the distance between the probability of the best class and the accuracy, over 15 bins.
+
+      temperature  divides the scores by a number; the best class stays the same
+      isotonic     a rising function of each class's probability; needs many texts, and may change the best class
+
+    Pass the file to `bertcore classify --calibration`.
+
+    Examples:
+        bertcore calibrate sentiment/ held-out.csv --text review --out sentiment.json
+        bertcore calibrate mnli/ dev.jsonl --text premise --text-pair hypothesis --method isotonic --out mnli.json
+        bertcore classify sentiment/ --text "What a film." --calibration sentiment.json
+
+    Attributes:
+        out: the file to write the calibration to.
+        method: method of calibration.
+        max_length: tokens of a text (default: the model's).
+        seed: seed of the choice of texts that are held out.
+        json: print one JSON object.
+    """
+
+    positions = ("model", "data")
+    task = "sequence"
+
+    out: File
+    method: Annotated[str, ("temperature", "isotonic")] = "temperature"
+    held_out: Share = 0.5
+    max_length: Positive | None = None
+    seed: Seed = 42
+    json: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        training.check_once([*self.data, *self.eval], "a part of it is held out: give files")
+        if self.out == "-":
+            raise CommandError("--out is -, expected the name of a file")
+
+    def run(self) -> None:
+        required(METHODS[self.method].needs)  # before the work
+        folder = model_folder(self.model)
+        rows, held_out = self.labelled_rows(self.seed)
+        if not held_out:
+            raise CommandError("no texts are held out, expected some to measure the calibration")
+        with output_stream(self.out, seekable=False) as stream, self.chosen_backend():
+            classifier = self._classifier(folder)
+            fitted, measured = (self._scores(classifier, some) for some in (rows, held_out))
+            calibration = METHODS[self.method]()
+            calibration.fit(FUNCTIONS[calibration.takes](fitted[0]), fitted[1])
+            held = calibration_as_json(calibration, list(classifier.id2label.values()))
+            stream.write(f"{json.dumps(held, ensure_ascii=False)}\n".encode())
+        found: dict[str, Any] = {"fitted_to": len(rows), "held_out": len(held_out)}
+        found |= {"temperature": calibration.temperature} if self.method == "temperature" else {}
+        scores, right = measured  # of texts that it was not fitted to, before and after
+        tables = softmax(scores), calibration.transform(FUNCTIONS[calibration.takes](scores))
+        found["calibration_error"] = [float(expected_calibration_error(table, right)) for table in tables]
+        found["accuracy"] = [float((table.argmax(axis=1) == right).mean()) for table in tables]
+        as_json = json.dumps({"method": self.method, **found, "file": self.out})
+        print(as_json if self.json else _effect_lines(found, self.out))
+
+    def _classifier(self, folder: Any) -> Any:
+        """Return the classifier; CommandError if it does not choose one of several classes."""
+        classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
+        function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))
+        if function != "softmax" or len(set(classifier.id2label.values())) < len(classifier.id2label):
+            expected = "a classifier that chooses one of several named classes"
+            raise CommandError(f"MODEL is {self.model}, expected {expected}")
+        return classifier
+
+    def _scores(self, classifier: Any, rows: list[Any]) -> tuple[Any, Any]:
+        """Return the scores of labelled texts, float64 (texts, classes), and their right classes, (texts,)."""
+        names = tuple(classifier.id2label.values())
+        columns = data.LabelledTexts(self.text or "text", self.text_pair, self.label or "label", names)
+        texts, right = zip(*columns.inputs(rows), strict=True)
+        answers = classifier(list(texts), top_k=None, function_to_apply="none")
+        found = [{each["label"]: each["score"] for each in answer} for answer in answers]
+        return np.array([[scores[name] for name in names] for scores in found]), np.array(right)
+
+
+def _effect_lines(found: dict[str, Any], file: str) -> str:
+    lines = [f"texts     {found['fitted_to']:,} fitted to, {found['held_out']:,} held out"]
+    if "temperature" in found:
+        lines.append(f"scores    divided by {found['temperature']:.4f}")
+    (error, new_error), (accuracy, new_accuracy) = found["calibration_error"], found["accuracy"]
+    lines.append(f"error     {error:.4f} before, {new_error:.4f} after (expected calibration error)")
+    return "\n".join([*lines, f"accuracy  {accuracy:.4f} before, {new_accuracy:.4f} after", f"file      {file}"])

@@ -137,10 +137,8 @@ class Model(NamedParameters):
         arrays = checkpoint.load_parameters(opened, expected, rules, optional=rules.heads, **scales)
         absent = [name for name in expected if name not in arrays]
         if absent:
-            warn_caller(
-                f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use",
-                NewlyInitialisedWarning,
-            )
+            lost = f"{folder} does not hold {', '.join(absent)}: newly initialised, train before use"
+            warn_caller(lost, NewlyInitialisedWarning)
         model.newly_initialised = absent
         rng, spread = np.random.default_rng(0), model.spec.initializer_range
 
@@ -325,9 +323,8 @@ class Model(NamedParameters):
         return checkpoint.with_dtype(config, self.dtype, unquantized=tied, smoothed=self._is_smoothed())
 
     def _is_smoothed(self) -> bool:
-        if self.dtype != "int8":
-            return False
-        return any(name.endswith(checkpoint.INPUT_SCALE) for it in self.parameters() for name, _ in it.tensors())
+        tensors = (name for it in self.parameters() for name, _ in it.tensors())
+        return self.dtype == "int8" and any(name.endswith(checkpoint.INPUT_SCALE) for name in tensors)
 
     def __call__(
         self,
@@ -359,10 +356,7 @@ class Model(NamedParameters):
         Raises:
             TypeError, ValueError: for a wrong argument; the message names it, the place and what was expected.
         """
-        own = {}
-        for name in self.family.inputs:
-            if name in targets:
-                own[name] = targets.pop(name)
+        own = {name: targets.pop(name) for name in self.family.inputs if name in targets}
         if unknown := [name for name in targets if name not in self._targets]:
             takes = [*self._targets, *self.family.inputs]
             known = f"; it takes {', '.join(takes)}, too" if takes else ""
@@ -406,8 +400,7 @@ class Model(NamedParameters):
         expected = f"numbers of layers from 1 to {len(known)}"
         if not isinstance(output_projections, Collection) or isinstance(output_projections, str):
             raise TypeError(f"output_projections is {output_projections!r}, expected True, False or {expected}")
-        wrong = [number for number in output_projections if number not in known]
-        if wrong:
+        if wrong := [number for number in output_projections if number not in known]:
             raise ValueError(f"output_projections has {wrong[0]!r}, expected {expected}")
 
     def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:

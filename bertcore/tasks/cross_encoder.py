@@ -23,7 +23,6 @@ from bertcore.tasks.encoders import (
     ReadingOptions,
     converted,
     locking_folder,
-    update_json,
 )
 from bertcore.tasks.folder import (
     MODELS,
@@ -34,6 +33,7 @@ from bertcore.tasks.folder import (
     read_modules,
     read_transformer,
     saved_settings,
+    update_json,
 )
 from bertcore.tasks.long_texts import ReadOptions
 from bertcore.tasks.search import ranking

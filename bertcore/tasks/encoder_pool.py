@@ -1,4 +1,4 @@
-"""Processes that hold the same encoder each, and the backend of a device."""
+"""Processes that hold the same encoder each; devices and their backends."""
 
 from __future__ import annotations
 
@@ -67,3 +67,23 @@ def backend_of(device: str | None) -> str:
     if device == "cuda":
         return "cupy"
     return "numba" if current == "cupy" else current
+
+
+class Device(str):
+    """The name of a device, which equals torch.device of that name and has its `type`."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return str(self) == (other if isinstance(other, str) else getattr(other, "type", None))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    @property
+    def type(self) -> str:
+        """The name."""
+        return str(self)

@@ -19,9 +19,9 @@ import numpy as np
 
 from bertcore.arguments import Arguments, required
 from bertcore.checkpoint import CheckpointError, resolve
-from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing, write_json
+from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
-from bertcore.tasks.encoder_pool import EncoderPool, backend_of
+from bertcore.tasks.encoder_pool import Device, EncoderPool, backend_of
 from bertcore.tasks.folder import (
     BGE_LINEARS,
     MODULES_NAME,
@@ -29,10 +29,11 @@ from bertcore.tasks.folder import (
     TRANSFORMER_NAMES,
     Module,
     Prompts,
-    module_entries,
     opened_folder,
     read_modules,
     read_prompts,
+    save_modules,
+    update_json,
 )
 from bertcore.tasks.long_texts import Cutting, ReadOptions
 
@@ -81,20 +82,6 @@ def _take_peers_arguments(encoder: Any, named: Mapping[str, Any], given: dict[st
     given["model_name_or_path"] = folder = tempfile.mkdtemp(prefix="bertcore-modules-")
     weakref.finalize(encoder, shutil.rmtree, folder, ignore_errors=True)
     save_modules(modules, Path(folder))
-
-
-def save_modules(modules: Iterable[Any], folder: Path) -> None:
-    """Write modules of sentence-transformers by their own `save`, and modules.json. Raises TypeError for others."""
-    kinds = {}
-    for index, module in enumerate(modules):
-        kind = type(module)
-        if not callable(getattr(module, "save", None)):
-            raise TypeError(f"modules[{index}] is {kind.__name__}, expected a module of sentence-transformers")
-        path = "" if not index and kind.__name__ == "Transformer" else f"{index}_{kind.__name__}"
-        (folder / path).mkdir(exist_ok=True)
-        module.save(str(folder / path))
-        kinds[path] = f"{kind.__module__}.{kind.__name__}"
-    write_json(folder / MODULES_NAME, module_entries(kinds))
 
 
 class EncoderOptions(TypedDict, total=False):
@@ -315,12 +302,7 @@ class Encoder:
     def _fill(self, target: Path, where: Path) -> None:
         source = self.folder
         (target / where).mkdir(parents=True, exist_ok=True)
-        files: list[str | Path] = [
-            SETTINGS_NAME,
-            MODULES_NAME,
-            *BGE_LINEARS,
-            *(where / name for name in TRANSFORMER_NAMES),
-        ]
+        files = map(Path, (SETTINGS_NAME, MODULES_NAME, *BGE_LINEARS, *(where / name for name in TRANSFORMER_NAMES)))
         for name in [name for name in files if (source / name).is_file()]:
             shutil.copyfile(source / name, target / name)
         for folder in self._module_folders():
@@ -380,8 +362,6 @@ class Encoder:
         Returns:
             The address of the commit, or of the pull request.
         """
-        import tempfile
-
         from huggingface_hub import HfApi
 
         api = HfApi(token=token)
@@ -429,26 +409,6 @@ class Encoder:
                 pool.close()
 
 
-class Device(str):
-    """The name of a device, which equals torch.device of that name and has its `type`."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return str(self) == (other if isinstance(other, str) else getattr(other, "type", None))
-
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    @property
-    def type(self) -> str:
-        """The name."""
-        return str(self)
-
-
 class ModelCardData:
     """The figures of evaluations, as reported by sentence-transformers' evaluators.
 
@@ -462,12 +422,6 @@ class ModelCardData:
     def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], *when: int, **steps: int) -> None:
         """Store the figures of an evaluator."""
         self.metrics |= metrics
-
-
-def update_json(file: Path, values: dict[str, Any]) -> None:
-    """Write `values` into a JSON object, which may not exist yet."""
-    known = read_json_object(file) if file.is_file() else {}
-    write_json(file, known | values)
 
 
 def as_tensors(found: Any) -> Any:

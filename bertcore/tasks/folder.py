@@ -2,13 +2,13 @@
 
 import ast
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from bertcore.checkpoint import CheckpointError
-from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_complete, read_json_object
+from bertcore.checkpoint.files import CONFIG_NAME, checkpoint_folder, read_complete, read_json_object, write_json
 
 MODULES_NAME = "modules.json"
 MODELS = "sentence_transformers.models"  # the modules' classes before version 6, which it still accepts
@@ -297,3 +297,23 @@ def read_prompts(folder: Path) -> Prompts:
     if default is not None and (not isinstance(default, str) or default not in prompts):
         raise read.wrong("default_prompt_name", f"one of {', '.join(prompts) or 'none'}, or null")
     return Prompts(prompts, default)
+
+
+def update_json(file: Path, values: dict[str, Any]) -> None:
+    """Write `values` into a JSON object, which may not exist yet."""
+    known = read_json_object(file) if file.is_file() else {}
+    write_json(file, known | values)
+
+
+def save_modules(modules: Iterable[Any], folder: Path) -> None:
+    """Write modules of sentence-transformers by their own `save`, and modules.json. Raises TypeError for others."""
+    kinds = {}
+    for index, module in enumerate(modules):
+        kind = type(module)
+        if not callable(getattr(module, "save", None)):
+            raise TypeError(f"modules[{index}] is {kind.__name__}, expected a module of sentence-transformers")
+        path = "" if not index and kind.__name__ == "Transformer" else f"{index}_{kind.__name__}"
+        (folder / path).mkdir(exist_ok=True)
+        module.save(str(folder / path))
+        kinds[path] = f"{kind.__module__}.{kind.__name__}"
+    write_json(folder / MODULES_NAME, module_entries(kinds))

@@ -79,30 +79,15 @@ def mine_hard_negatives(
     Raises:
         TypeError, ValueError: for a wrong argument, which the message names.
     """
-    checks.choice("sampling_strategy", sampling_strategy, ("top", "random"))
-    checks.choice("output_format", output_format, FORMATS)
-    if include_positives and output_format != "n-tuple":
-        warn_caller(f"output_format is {output_format!r}: include_positives makes 'n-tuple'")
-        output_format = "n-tuple"
-    if use_faiss:
-        warn_caller("use_faiss has no effect: texts are compared exactly without it")
-    if cross_encoder is not None and not callable(getattr(cross_encoder, "predict", None)):
-        raise TypeError(f"cross_encoder is {cross_encoder!r:.60}, expected a CrossEncoder or None")
-    for method in ("encode_query", "encode_document"):
-        if not callable(getattr(model, method, None)):
-            raise TypeError(f"model is {model!r:.60}, expected a SentenceEncoder")
+    output_format = _checked_format(output_format, sampling_strategy, include_positives, use_faiss)
+    _check_models(model, cross_encoder)
     names, pairs = _pairs(dataset, anchor_column_name, positive_column_name)
-    limits = absolute_margin, relative_margin, max_score, min_score
-    for name, limit in zip(("absolute_margin", "relative_margin", "max_score", "min_score"), limits, strict=True):
-        if limit is not None:
-            checks.finite_number(name, limit)  # NaN would turn the limit off, as no number exceeds it
+    limits = _checked_limits(absolute_margin, relative_margin, max_score, min_score)
     rescoring = cross_encoder if any(limit is not None for limit in limits) else None
     is_wide = any(limit is not None for limit in (limits if rescoring is not None else limits[:3]))
     check_count("num_negatives", num_negatives)
     found = _Candidates(pairs, [] if corpus is None else list(checked_texts(corpus, "corpus")))
-    if range_max is None:
-        range_max = range_min + num_negatives * (10 if is_wide else 1) + found.most
-    check_count("range_max", range_max, check_count("range_min", range_min, 0) + num_negatives)
+    range_max = found.last_rank(range_min, range_max, num_negatives, is_wide)
 
     of_queries = _embeddings(model.encode_query, found.queries, query_prompt_name, query_prompt, batch_size)
     of_documents = _embeddings(model.encode_document, found.documents, corpus_prompt_name, corpus_prompt, batch_size)
@@ -114,11 +99,36 @@ def mine_hard_negatives(
     found.remove_beyond(*limits)
     found.choose(range_min, range_max, num_negatives, seed if sampling_strategy == "random" else None)
     if verbose:
-        chosen = found.scores[np.isfinite(found.scores)]
-        means = f"{found.of_positives.mean():.4f} and {chosen.mean() if len(chosen) else np.nan:.4f}"
-        print(f"{len(found.of_positives):,} positives, {len(chosen):,} negatives; mean scores {means}")
+        print(found.summary())
     rows = list(found.rows(output_format, *names, output_scores))
     return type(dataset).from_list(rows) if hasattr(dataset, "column_names") else rows
+
+
+def _checked_format(output_format: str, sampling_strategy: str, include_positives: bool, use_faiss: bool) -> str:
+    """Return the form of the output."""
+    checks.choice("sampling_strategy", sampling_strategy, ("top", "random"))
+    checks.choice("output_format", output_format, FORMATS)
+    if use_faiss:
+        warn_caller("use_faiss has no effect: texts are compared exactly without it")
+    if include_positives and output_format != "n-tuple":
+        warn_caller(f"output_format is {output_format!r}: include_positives makes 'n-tuple'")
+        return "n-tuple"
+    return output_format
+
+
+def _checked_limits(*limits: float | None) -> tuple[float | None, ...]:
+    for name, limit in zip(("absolute_margin", "relative_margin", "max_score", "min_score"), limits, strict=True):
+        if limit is not None:
+            checks.finite_number(name, limit)  # NaN would turn the limit off, as no number exceeds it
+    return limits
+
+
+def _check_models(model: Any, cross_encoder: Any) -> None:
+    if cross_encoder is not None and not callable(getattr(cross_encoder, "predict", None)):
+        raise TypeError(f"cross_encoder is {cross_encoder!r:.60}, expected a CrossEncoder or None")
+    for method in ("encode_query", "encode_document"):
+        if not callable(getattr(model, method, None)):
+            raise TypeError(f"model is {model!r:.60}, expected a SentenceEncoder")
 
 
 def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str, str]]]:
@@ -160,6 +170,11 @@ class _Candidates:
         distinct = dict.fromkeys((rows[query], places[answer]) for query, answer in pairs)
         self.owners, self.positives = np.array(sorted(distinct, key=lambda pair: pair[0])).T
         self.indices, self.scores, self.of_positives = (np.empty(0) for _ in range(3))
+
+    def last_rank(self, first: int, last: int | None, count: int, is_wide: bool) -> int:
+        """Return the last rank to consider, checked: by default as many as needed, or ten times that."""
+        last = first + count * (10 if is_wide else 1) + self.most if last is None else last
+        return check_count("range_max", last, check_count("range_min", first, 0) + count)
 
     def search(self, model: Any, queries: np.ndarray, documents: np.ndarray, count: int, at_once: int) -> None:
         options = {"top_k": count, "score_function": model.similarity, "query_chunk_size": at_once}
@@ -206,6 +221,12 @@ class _Candidates:
             order = np.take_along_axis(order, chosen, 1)
         order, self.count = order[:, :count], count
         self.indices, self.scores = (np.take_along_axis(array, order, 1) for array in (self.indices, self.scores))
+
+    def summary(self) -> str:
+        """Return counts and mean scores."""
+        chosen = self.scores[np.isfinite(self.scores)]
+        means = f"{self.of_positives.mean():.4f} and {chosen.mean() if len(chosen) else np.nan:.4f}"
+        return f"{len(self.of_positives):,} positives, {len(chosen):,} negatives; mean scores {means}"
 
     def rows(self, kind: str, anchor: str, positive: str, with_scores: bool) -> Iterator[dict[str, Any]]:
         """Yield the rows of the result."""

@@ -18,8 +18,16 @@ from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
 from bertcore.models.auto import AutoModel, AutoModelForMaskedLM
 from bertcore.passes import Pass
-from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, locking_folder, update_json
-from bertcore.tasks.folder import MODULES_NAME, TRANSFORMER_NAMES, Module, Routes, module_entries, read_routes
+from bertcore.tasks.encoders import EncoderOptions, EncoderPool, ReadingOptions, locking_folder
+from bertcore.tasks.folder import (
+    MODULES_NAME,
+    TRANSFORMER_NAMES,
+    Module,
+    Routes,
+    module_entries,
+    read_routes,
+    update_json,
+)
 from bertcore.tasks.reading import PromptedReader, ReadOptions, by_route
 from bertcore.tasks.search import SparseIndex
 from bertcore.tasks.sentence_encoder.encoder import SentenceEncoder

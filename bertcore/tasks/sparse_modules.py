@@ -419,16 +419,10 @@ def pooled_words(
 
 def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
     """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
-    total = None
-    for logits in pieces:
-        if settings.strategy == "max":  # on the logits, since the activation is monotonic
-            part = logits.max(axis=0)
-            total = part if total is None else kernels.array_module(part).maximum(total, part)
-        else:
-            part = activated(logits, settings.activation).sum(axis=0)
-            total = part if total is None else total + part
-    total = activated(total, settings.activation) if settings.strategy == "max" else total
-    return kernels.to_host(total)
+    is_max = settings.strategy == "max"  # of the logits, since the activation is monotonic
+    parts = (each.max(axis=0) if is_max else activated(each, settings.activation).sum(axis=0) for each in pieces)
+    total = functools.reduce(np.maximum if is_max else np.add, parts)
+    return kernels.to_host(activated(total, settings.activation) if is_max else total)
 
 
 def activated(logits: Any, activation: str) -> Any:

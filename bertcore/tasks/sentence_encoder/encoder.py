@@ -237,19 +237,24 @@ class SentenceEncoder(PromptedReader):
             found = found if convert_to_numpy and not convert_to_tensor else as_tensors(found)
             return found[0] if is_one else found
         parts = self._in_processes(many, pool, chunk_size, given)
-        if parts is not None:
-            embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
+        if parts is None:
+            embeddings = self._embedded(many, show_progress_bar, precision=precision, ranges=ranges, **given)
         else:
-            checked = self._checked(precision=precision, ranges=ranges, **given)
-            width = min(self._width, checked.dimensions or self._width)
-            embeddings, done = np.empty((len(many), width), np.float32), 0
-            with progress_bar(len(many), show_progress_bar) as advance:
-                for rows in self._windows_of_rows(many, advance, checked):
-                    embeddings[done : done + len(rows)] = rows
-                    done += len(rows)
+            embeddings = np.concatenate(parts) if parts else np.empty((0, self.embedding_dimension), np.float32)
         if precision != "float32":
             embeddings = quantize_embeddings(embeddings, precision, ranges=ranges)
         return converted(embeddings, convert_to_numpy, convert_to_tensor, is_one)
+
+    def _embedded(self, texts: list[str], show_progress_bar: bool | None, **options: Any) -> np.ndarray:
+        """Return the float32 embeddings of texts, (texts, dim), computed in this process."""
+        checked = self._checked(**options)
+        width = min(self._width, checked.dimensions or self._width)
+        embeddings, done = np.empty((len(texts), width), np.float32), 0
+        with progress_bar(len(texts), show_progress_bar) as advance:
+            for rows in self._windows_of_rows(texts, advance, checked):
+                embeddings[done : done + len(rows)] = rows
+                done += len(rows)
+        return embeddings
 
     def encode_multi_process(self, sentences: list[str], pool: EncoderPool, **options: Any) -> np.ndarray:
         """Embed texts in the processes of a pool; `options` as for `encode`."""
