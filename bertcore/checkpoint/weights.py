@@ -198,33 +198,24 @@ class AdaptedCheckpoint(Checkpoint):
     """
 
     def __init__(self, checkpoint: Checkpoint, adapter: int | None, scale: float):
-        self.source, self.metadata = checkpoint.source, checkpoint.metadata
+        self.source, self.metadata, self.info = checkpoint.source, checkpoint.metadata, {}
         self._checkpoint, self._adapter, self._scale = checkpoint, adapter, scale
-        self._names = {  # plain -> the file's
-            name.replace(ORIGINAL, ".weight"): name for name in checkpoint if not name.endswith(FACTORS)
-        }
-        self.info = {plain: self._info(name) for plain, name in self._names.items()}
-        if adapter is not None and not any(map(self._is_adapted, self._names.values())):
+        self._names, self._factors = {}, {}  # plain -> the file's
+        for name in (name for name in checkpoint if not name.endswith(FACTORS)):
+            plain, info = name.replace(ORIGINAL, ".weight"), checkpoint.info[name]
+            if adapter is not None and name.endswith(ORIGINAL):
+                self._factors[plain] = self._order(name, info.shape)
+                info = dataclasses.replace(info, dtype="F32")
+            self._names[plain], self.info[plain] = name, info
+        if adapter is not None and not self._factors:
             raise CheckpointError(f"{self.source} holds no adapters, though its config lists some")
 
     def __getitem__(self, name: str) -> np.ndarray:
-        stored = self._names[name]
-        array = self._checkpoint[stored]
-        if not self._is_adapted(stored):
+        array = self._checkpoint[self._names[name]]
+        if name not in self._factors:
             return array
-        factors = (self._checkpoint[factor] for factor in self._order(stored, array.shape))
-        left, right = (factor[self._adapter].astype(np.float32) for factor in factors)
+        left, right = (self._checkpoint[it][self._adapter].astype(np.float32) for it in self._factors[name])
         return array.astype(np.float32) + self._scale * (left @ right)
-
-    def _is_adapted(self, name: str) -> bool:
-        return self._adapter is not None and name.endswith(ORIGINAL)
-
-    def _info(self, name: str) -> TensorInfo:
-        info = self._checkpoint.info[name]
-        if not self._is_adapted(name):
-            return info
-        self._order(name, info.shape)
-        return dataclasses.replace(info, dtype="F32")
 
     def _order(self, name: str, shape: tuple[int, ...]) -> tuple[str, str]:
         """Return the names of the factors, in the order in which they are multiplied."""

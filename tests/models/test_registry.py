@@ -23,7 +23,7 @@ def families_by_module():
     """Return the families of each module on disk, by model_type."""
     found = {}
     for entry in pkgutil.iter_modules(families.__path__):
-        module = importlib.import_module(f"bertcore.families.{entry.name}{'.family' if entry.ispkg else ''}")
+        module = importlib.import_module(f"bertcore.families.{entry.name}")
         records = [value for value in vars(module).values() if isinstance(value, registry.Family)]
         found[entry.name] = {family.model_type.replace("-", "_"): family for family in records}
     return found
