@@ -10,10 +10,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for
 from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.models.spec import MOST_POSITIONS
-from bertcore.nn.packing import PackedBatch
+from bertcore.nn.packing import FEWEST_TOKENS, IntegerBuffer, PackedBatch, capacity_for
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bertcore import kernels
-from bertcore.execution.buffers import FEWEST_TOKENS, capacity_for
 from bertcore.kernels.arrays import NativeArray
 from bertcore.nn import functional
 from bertcore.nn.blocks import Embeddings, LayerContext, SelfAttention, attention_dtype
@@ -15,6 +14,7 @@ from bertcore.nn.functional.rows import widened
 from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
+from bertcore.nn.packing import FEWEST_TOKENS, capacity_for
 from bertcore.nn.parameter import Block, Parameter, PerVersion
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.execution.buffers import IntegerBuffer, capacities_for, capacity_for, close_capacity_for, padding_offsets
 from bertcore.families.luke.blocks import Entities, EntityContext, TokenRows, split_rows
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.adapter import Adapter, Encoded
@@ -14,7 +13,14 @@ from bertcore.models.inputs import INTEGERS as OF_WORDS
 from bertcore.models.inputs import EncoderInput, check_range, integer_batch, mask_and_types, pack
 from bertcore.nn import functional
 from bertcore.nn.blocks import LayerContext
-from bertcore.nn.packing import PackedBatch
+from bertcore.nn.packing import (
+    IntegerBuffer,
+    PackedBatch,
+    capacities_for,
+    capacity_for,
+    close_capacity_for,
+    padding_offsets,
+)
 from bertcore.nn.spec import EncoderSpec
 from bertcore.passes import Pass
 from bertcore.tape import Tensor

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertcore.execution.buffers import FEWEST_TOKENS, IntegerBuffer, capacity_for, close_capacity_for
+from bertcore.nn.packing import FEWEST_TOKENS, IntegerBuffer, capacity_for, close_capacity_for
 from bertcore.passes import Pass
 from bertcore.tape import Tape
 
