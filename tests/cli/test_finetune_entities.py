@@ -72,7 +72,7 @@ def test_a_rule_is_learned_saved_and_applied(model, task, tmp_path, capsys):
 
 
 GOOD = {"text": "paris is the capital", "spans": [[0, 5], [13, 20]], "label": "x"}
-WRONG = {  # records; what data are refused for is in tests/training/data/test_mentions.py
+WRONG = {  # records; what data are refused for is in tests/training/data/test_spans.py
     "spans": ("relation-extraction", GOOD | {"spans": [[0, 5], [13, 21]]}, [], "a.jsonl:2: spans[1] is [13, 21]"),
     "no label": ("entity-classification", {"text": "a", "spans": [[0, 1]]}, [], "a.jsonl:2: has no 'label'"),
     "one label": ("relation-extraction", GOOD, [], "has the label x alone, expected two or more"),
