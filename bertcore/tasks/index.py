@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import as_float32, check_count, check_numbers
+from bertcore.arguments import as_float32, check_count
 from bertcore.checkpoint.files import (
     CheckpointError,
     NpyStream,
@@ -30,7 +30,7 @@ from bertcore.checkpoint.files import (
 )
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
-from bertcore.tasks.quantization import FEW, Codes
+from bertcore.tasks.quantization import Codes
 from bertcore.tasks.search import BestRows, best_codes, check_table, multiplier, rescored
 from bertcore.tasks.similarity import normalized
 from bertcore.tasks.texts import checked_text
@@ -81,11 +81,11 @@ class VectorIndex:
         try:
             self.dimension = check_count("dimension", facts.get("dimension"), most=1 << 20)
             self.precision, self.similarity = facts.get("precision"), facts.get("similarity")
-            self.rescore_precision, self.has_texts = facts.get("rescore_precision"), facts.get("has_texts")
+            self.rescore_precision = facts.get("rescore_precision")
             _check_settings(self.precision, self.similarity, self.rescore_precision)
-            self.has_texts = checks.boolean("has_texts", self.has_texts)
+            self.has_texts = checks.boolean("has_texts", facts.get("has_texts"))
             self.metadata = _checked_metadata(facts.get("metadata"))
-            self._codes = Codes(self.dimension, **_statistics(facts, self.dimension))
+            self._codes = Codes.read(facts, self.dimension)
             self._facts, parts = dict(facts), facts.get("parts")
             if not isinstance(parts, list) or not parts or not all(isinstance(part, dict) for part in parts):
                 raise TypeError("parts is not a list of objects, expected one of each addition")
@@ -180,18 +180,13 @@ class VectorIndex:
         try:
             blocks = _row_blocks(embeddings, ids, texts)
             first = list(itertools.islice(blocks, SAMPLE // ROWS))
-            if not first:
-                raise ValueError("embeddings holds no rows, expected one or more")
             index.dimension, index._starts = first[0][0].shape[1], np.zeros(1, np.int64)
             sample = np.concatenate([index._scaled(rows) for rows, *_ in first])
-            axis = 0 if len(sample) >= FEW else None  # a dimension's range from few rows would not cover others
-            ranges, center = np.empty((2, index.dimension), np.float32), sample.mean(axis=0)
-            ranges[0], ranges[1] = sample.min(axis=axis), sample.max(axis=axis)
-            index._codes, index._parts = Codes(index.dimension, ranges=ranges, center=center), []
+            index._codes, index._parts = Codes.of_sample(sample), []
             index._facts = {
                 "format": "bertcore index", "version": VERSION, "dimension": index.dimension, "similarity": similarity,
                 "precision": precision, "rescore_precision": rescore_precision, "has_texts": index.has_texts,
-                "metadata": index.metadata, "ranges": ranges.tolist(), "center": center.tolist(), "parts": [],
+                "metadata": index.metadata, **index._codes.facts(), "parts": [],
             }  # fmt: skip
             index._append(itertools.chain(first, blocks))
         except BaseException:
@@ -214,11 +209,7 @@ class VectorIndex:
             raise ValueError(f"texts is {found}, expected {wanted}, as in the call of `build`")
         with locked(self.folder / PARTS):
             self._open(read_json_object(self.folder / NAME))  # other processes may have added rows
-            blocks = _row_blocks(embeddings, ids, texts, len(self))
-            first = next(blocks, None)
-            if first is None:
-                raise ValueError("embeddings holds no rows, expected one or more")
-            self._append(itertools.chain([first], blocks))
+            self._append(_row_blocks(embeddings, ids, texts, len(self)))
         return self
 
     def _append(self, blocks: Iterable[tuple[np.ndarray, np.ndarray, list[bytes]]]) -> None:
@@ -403,16 +394,6 @@ def _checked_metadata(metadata: Any) -> dict[str, str]:
     return dict(found)
 
 
-def _statistics(facts: Mapping[str, Any], dimension: int) -> dict[str, np.ndarray]:
-    """Return the ranges and the center of index.json."""
-    made = {}
-    for name, shape in (("ranges", (2, dimension)), ("center", (dimension,))):
-        made[name] = as_float32(name, check_numbers(name, facts.get(name)))
-        if made[name].shape != shape or not np.isfinite(made[name]).all():
-            raise ValueError(f"{name} has shape {made[name].shape}, expected finite numbers {shape}")
-    return made
-
-
 def _row_blocks(
     embeddings: Any, ids: Any, texts: Any, start: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[bytes]]]:
@@ -420,21 +401,22 @@ def _row_blocks(
     for name, given in (("ids", ids), ("texts", texts)):
         if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | None):
             raise TypeError(f"{name} is {type(given).__name__}, expected one for each row")
-    numbers = itertools.count(start) if ids is None else iter(ids)
-    lines = None if texts is None else iter(texts)
+    iterators = {name: iter(given) for name, given in (("ids", ids), ("texts", texts)) if given is not None}
     done = 0
     for rows in _rows(embeddings):
-        some = list(itertools.islice(numbers, len(rows)))
-        words = [] if lines is None else list(itertools.islice(lines, len(rows)))
-        for name, found in (("ids", some), ("texts", words if lines is not None else some)):
+        some = {name: list(itertools.islice(given, len(rows))) for name, given in iterators.items()}
+        for name, found in some.items():
             if len(found) != len(rows):
                 raise ValueError(f"{name} has {done + len(found)} entries, expected one for each row")
-        made = np.array([_id(done + at, each) for at, each in enumerate(some)], np.int64)
+        numbers, words = some.get("ids", start + done + np.arange(len(rows))), some.get("texts", ())
+        made = np.array([_id(done + at, each) for at, each in enumerate(numbers)], np.int64)
         yield rows, made, [checked_text(f"texts[{done + at}]", each).encode() for at, each in enumerate(words)]
         done += len(rows)
-    for name, rest in (("ids", iter(()) if ids is None else numbers), ("texts", lines or iter(()))):
+    for name, rest in iterators.items():
         if next(rest, None) is not None:
             raise ValueError(f"{name} has more than {done} entries, expected one for each row")
+    if not done:
+        raise ValueError("embeddings holds no rows, expected one or more")
 
 
 def _id(place: int, value: Any) -> int:
@@ -461,9 +443,8 @@ def _rows(embeddings: Any) -> Iterator[np.ndarray]:
         if not rows.shape[1] or (waiting and rows.shape[1] != waiting[0].shape[1]):
             expected = str(waiting[0].shape[1]) if waiting else "one or more"
             raise ValueError(f"embeddings[{place}] has {rows.shape[1]} numbers, expected {expected}")
-        made = as_float32(f"embeddings[{place}]", rows)
-        waiting.append(made)
-        count += len(made)
+        waiting.append(as_float32(f"embeddings[{place}]", rows))
+        count += len(rows)
         if count >= ROWS:
             joined, whole = np.concatenate(waiting), count - count % ROWS
             yield from (joined[at : at + ROWS] for at in range(0, whole, ROWS))

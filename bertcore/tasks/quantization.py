@@ -1,6 +1,7 @@
 """Quantization of embeddings to one byte or one bit per dimension, bit for bit as in sentence-transformers."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 import numpy as np
 
@@ -64,6 +65,28 @@ class Codes:
         if ranges is not None:
             start, self.step = _steps(np.empty((0, dimension), np.float32), ranges, None)
             self.middle = start + 128.5 * self.step  # the number whose code is 0
+
+    @classmethod
+    def of_sample(cls, rows: np.ndarray) -> Self:
+        """Return codes with the ranges and the center of some rows, (n, dim)."""
+        axis = 0 if len(rows) >= FEW else None  # a dimension's range from few rows would not cover others
+        ranges = np.empty((2, rows.shape[1]), np.float32)
+        ranges[0], ranges[1] = rows.min(axis=axis), rows.max(axis=axis)
+        return cls(rows.shape[1], ranges=ranges, center=rows.mean(axis=0))
+
+    @classmethod
+    def read(cls, facts: Mapping[str, Any], dimension: int) -> Self:
+        """Return codes from what `facts` returned. Raises TypeError or ValueError for others."""
+        made = {}
+        for name, shape in (("ranges", (2, dimension)), ("center", (dimension,))):
+            made[name] = as_float32(name, check_numbers(name, facts.get(name)))
+            if made[name].shape != shape or not np.isfinite(made[name]).all():
+                raise ValueError(f"{name} has shape {made[name].shape}, expected finite numbers {shape}")
+        return cls(dimension, **made)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the ranges and the center as lists, for JSON."""
+        return {name: np.asarray(getattr(self, name)).tolist() for name in ("ranges", "center")}
 
     def int8(self, rows: np.ndarray) -> np.ndarray:
         """Return codes (n, dim); numbers beyond the ranges are clipped."""
