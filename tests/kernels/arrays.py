@@ -16,6 +16,7 @@ DTYPES = {
 }
 
 LAYOUTS = ("contiguous", "fortran", "every_second", "reversed", "slice", "read_only")
+HOST_LAYOUTS = (*LAYOUTS, "unaligned")  # which a GPU cannot read
 
 
 def normal(seed, shape, dtype=np.float64, layout="contiguous", scale=1.0):
@@ -40,6 +41,10 @@ def with_layout(array, layout):
         return np.array(array[everywhere], order="C")[everywhere]
     if layout == "slice":
         return np.pad(array, 3)[(..., *[slice(3, -3)] * array.ndim)]
+    if layout == "unaligned":
+        result = np.frombuffer(bytearray(array.nbytes + 2), array.dtype, array.size, 1).reshape(array.shape)
+        result[...] = array
+        return result
     result = np.array(array, order="C")
     result.flags.writeable = layout != "read_only"
     return result

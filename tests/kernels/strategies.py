@@ -5,7 +5,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from tests.kernels.arrays import DTYPES, LAYOUTS, normal, with_layout  # noqa: F401
+from tests.kernels.arrays import DTYPES, HOST_LAYOUTS, LAYOUTS, normal, with_layout  # noqa: F401
 from tests.kernels.forced_isa import FORCED
 
 QUICK = settings(max_examples=40)
@@ -26,7 +26,7 @@ def dtypes():
 
 
 def layouts():
-    return st.sampled_from(LAYOUTS)
+    return st.sampled_from(HOST_LAYOUTS)
 
 
 def shapes(min_dims=1, max_dims=3):

@@ -257,16 +257,6 @@ def test_views_need_no_copy_and_no_specialisation(form):
     assert len(kernel.forward.signatures) == before
 
 
-@pytest.mark.parametrize("name", ["attn_mask", "bias"])
-def test_unaligned_masks(name):
-    problem = arguments("plain", [9], dtype=np.float32)
-    mask = normal(3, (1, 2, 9, 9), np.float32)
-    shifted = np.frombuffer(bytearray(mask.nbytes + 1), "f4", mask.size, 1).reshape(mask.shape)
-    shifted[...] = mask
-    assert not shifted.flags.aligned
-    assert_same_arrays(results(problem | {name: shifted}, "numba"), results(problem | {name: mask}, "numba"))
-
-
 def test_out_of_memory_for_scratch(monkeypatch):
     def refuse(shape, dtype):
         raise MemoryError(f"Unable to allocate {shape[0]} bytes")

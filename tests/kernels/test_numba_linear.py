@@ -107,16 +107,6 @@ def test_more_than_one_block(rows, in_features):
     assert_close(found, by_definition(x, weight.astype(np.float64), bias, "gelu", residual))
 
 
-def test_unaligned_arrays():
-    x, weight, bias, residual = arguments(3, 5, 39, 17)
-
-    def shifted(array):
-        return np.frombuffer(b"\0" + array.tobytes(), np.uint8)[1:].view(array.dtype).reshape(array.shape)
-
-    aligned = linear(x, weight, bias, None, residual)
-    np.testing.assert_array_equal(linear(shifted(x), shifted(weight), shifted(bias), None, shifted(residual)), aligned)
-
-
 @every_kind
 def test_same_bits_for_a_row_in_any_batch_and_thread_count(kind):
     x, weight, bias, residual = arguments(4, 300, 4 * BLOCK + 39, 97, kind)

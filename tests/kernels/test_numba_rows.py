@@ -250,16 +250,6 @@ def test_memory_mapped_table_is_not_copied(tmp_path):
     np.testing.assert_array_equal(found_sliced, table[::-2][ids])
 
 
-def test_unaligned_tables():
-    ids = np.array([2, 0, 2], np.uint8)
-    memory = np.zeros(4 * 30 + 1, np.uint8)
-    unaligned = memory[1:].view(np.float32).reshape(6, 5)
-    unaligned[:] = normal(8, (6, 5), np.float32)
-    transposed = normal(9, (5, 6), np.float32).T
-    for table in (unaligned, transposed, transposed[:, ::2]):
-        np.testing.assert_array_equal(embedding.embedding(ids, table), table[ids])
-
-
 def test_small_inputs_make_one_task():
     assert rows.task_count(0, 100) == rows.task_count(199, 100) == 1
     assert rows.task_count(200, 100) == min(2, _numba.num_threads())

@@ -7,7 +7,7 @@ import pytest
 
 from bertcore import kernels
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.kernels.arrays import backward, to_gpu
+from tests.kernels.arrays import backward, to_gpu, with_layout
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
 
@@ -33,6 +33,9 @@ def test_in_place_gives_the_same_bits(cpu_backend, function, interleaved):
     across = np.array(np.swapaxes(expected, 0, 3), order="C").swapaxes(0, 3)  # head_dim is not contiguous
     function(across, *tables, **options, inplace=True)
     np.testing.assert_array_equal(across, function(expected, *tables, **options))
+    unaligned = with_layout(expected, "unaligned")
+    assert function(unaligned, *tables, **options, inplace=True) is unaligned
+    np.testing.assert_array_equal(unaligned, function(expected, *tables, **options))
     nothing = np.zeros((10, 3, 0), np.float32)  # its strides are 0
     assert function(nothing, *np.zeros((2, 10, 0), np.float32), inplace=True) is nothing
 
@@ -47,22 +50,6 @@ def test_threads_and_neighbours_change_no_bit(monkeypatch):
     for start, stop in pairwise(offsets):
         alone = kernels.rotary(x[start:stop].copy(), *tables, backend="numba")
         np.testing.assert_array_equal(found[start:stop], alone)
-
-
-def test_misaligned_arrays(cpu_backend):
-    def shifted(array):
-        room = bytearray(array.nbytes + 1)
-        moved = np.frombuffer(room, array.dtype, array.size, 1).reshape(array.shape)
-        moved[...] = array
-        return moved
-
-    x, (cos, sin) = normal(1, (5, 3, 8), np.float32), kernels.rotary_tables(5, 8)
-    expected = kernels.rotary(x, cos, sin)
-    moved = shifted(x)
-    assert not moved.flags.aligned
-    np.testing.assert_array_equal(kernels.rotary(moved, shifted(cos), shifted(sin)), expected)
-    np.testing.assert_array_equal(kernels.rotary(moved, cos, sin, inplace=True), expected)
-    np.testing.assert_array_equal(moved, expected)
 
 
 def test_angles():

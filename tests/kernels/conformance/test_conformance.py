@@ -8,7 +8,7 @@ import pytest
 from bench.ops import operations
 from bench.ops.operations import folder
 from tests.kernels import oracles
-from tests.kernels.arrays import DTYPES, LAYOUTS
+from tests.kernels.arrays import DTYPES, HOST_LAYOUTS, LAYOUTS
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
 from tests.kernels.finite_differences import STEP, assert_gradient
@@ -28,7 +28,7 @@ def marks_of(backend, dtype):
 
 
 def check(subtests, operation, backend, dtype, cases):
-    layouts = islice(cycle(LAYOUTS), list(DTYPES).index(dtype), None)
+    layouts = islice(cycle(LAYOUTS if backend == "cupy" else HOST_LAYOUTS), list(DTYPES).index(dtype), None)
     for case, layout in zip(cases, layouts, strict=False):
         with subtests.test(f"{case.name}, {layout}"):
             assert_conforms(case, operation, backend, DTYPES[dtype], [layout])
