@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 
 from bertcore import kernels
-from bertcore.kernels._numba import LEVEL
 from bertcore.kernels.linear import reference
 from tests.kernels import oracles
 from tests.kernels.arrays import backward
@@ -144,49 +143,48 @@ def test_a_weight_quantized_in_groups(columns):
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_int8_weight_only_is_the_product_of_the_weight_it_stands_for(backend):
-    x, weight, bias, residual, grad = arguments(9, 7, 97, 53, dtype=np.float32)
-    values, scale = kernels.quantize_weight(weight, per_group=True)
-    stands_for = values * np.repeat(scale.astype(np.float32), 32, axis=1)[:, :97]
-    for prepared in (
-        kernels.prepare_weight(values, scale, backend=backend),
-        kernels.prepare_weight(weight, dtype="int8_weight_only", backend=backend),
-    ):
-        assert prepared.is_grouped and prepared.dtype == np.int8 and not prepared.scale.flags.writeable
-        assert_same_arrays((prepared.integers(), prepared.scale, prepared.to_array()), (values, scale, stands_for))
-        found = kernels.linear(x, prepared, bias, activation="gelu", residual=residual)
-        assert found.dtype == np.float32
-        assert_close(found, oracles.linear(x, stands_for, bias, "gelu", residual))
-        refuses(TypeError, "which has no gradients", backward, "linear", grad, x, prepared)
-        refuses(TypeError, "input has dtype float64, expected float32", kernels.linear, x.astype(np.float64), prepared)
+def test_a_weight_quantized_in_groups_is_for_inference_in_float32(backend):
+    x, weight, _, _, grad = arguments(9, 7, 97, 53, dtype=np.float32)
+    prepared = kernels.prepare_weight(weight, dtype="int8_weight_only", backend=backend)
+    same = kernels.prepare_weight(*kernels.quantize_weight(weight, per_group=True), backend=backend)
+    for one, other in ((prepared.integers(), same.integers()), (prepared.scale, same.scale)):
+        np.testing.assert_array_equal(one, other)
+    assert prepared.is_grouped and prepared.dtype == np.int8 and not prepared.scale.flags.writeable
+    refuses(TypeError, "which has no gradients", backward, "linear", grad, x, prepared)
+    refuses(TypeError, "input has dtype float64, expected float32", kernels.linear, x.astype(np.float64), prepared)
 
 
-def test_scales_of_groups_are_checked():
-    values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32), per_group=True)
-    refuses(ValueError, r"scale has shape \(6, 1\), expected \(6, 2\)", kernels.prepare_weight, values, scale[:, :1])
+WEIGHT = normal(8, (6, 39), np.float32)
+(VALUES, SCALE), (_, SCALES_OF_GROUPS) = (kernels.quantize_weight(WEIGHT, per_group=it) for it in (False, True))
+OF_INPUT = np.ones(39, np.float32)
+
+
+def changed(array, place, value):
+    array = array.copy()
+    array[place] = value
+    return array
+
+
+SCALES = [  # of the weight and of the input, and the error
+    *((changed(SCALE, 3, wrong), None, ValueError, r"scale\[3\] is") for wrong in (np.nan, np.inf, -1.0)),
+    (SCALES_OF_GROUPS[:, :1], None, ValueError, r"scale has shape \(6, 1\), expected \(6, 2\)"),
+    (changed(SCALES_OF_GROUPS, (3, 1), np.nan), None, ValueError, r"scale\[3, 1\] is nan"),
+    (SCALES_OF_GROUPS, OF_INPUT, ValueError, "input_scale belongs to rounded inputs, but scale is of groups"),
+    *((SCALE, changed(OF_INPUT, 3, wrong), ValueError, r"input_scale\[3\] is") for wrong in (0, -1, np.nan, np.inf)),
+    (SCALE, OF_INPUT[1:], ValueError, "input_scale has shape"),
+    (SCALE, OF_INPUT.astype(np.float64), TypeError, "input_scale has dtype float64, expected float32"),
+]
+
+
+@pytest.mark.parametrize("scale, input_scale, error, message", SCALES)
+def test_scales_are_checked(scale, input_scale, error, message):
+    refuses(error, message, kernels.prepare_weight, VALUES, scale, input_scale)
+
+
+def test_scales_belong_to_int8():
+    refuses(ValueError, "input_scale belongs to an int8 weight", kernels.prepare_weight, WEIGHT, None, OF_INPUT)
     with pytest.raises(ValueError, match="dtype is 'int8', but weight is int8 already"):
-        kernels.prepare_weight(values, scale, dtype="int8")
-    with pytest.raises(ValueError, match="input_scale belongs to rounded inputs, but scale is of groups"):
-        kernels.prepare_weight(values, scale, np.ones(39, np.float32))
-    scale[3, 1] = np.nan
-    refuses(ValueError, r"scale\[3, 1\] is nan", kernels.prepare_weight, values, scale)
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("shape", [(0, 40), (5, 0), (0, 0)])
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "int8_weight_only"])
-def test_weights_of_low_precision_without_a_number(dtype, shape, backend):
-    prepared = kernels.prepare_weight(np.zeros(shape, np.float32), dtype=dtype, backend=backend)
-    assert prepared.to_array().shape == shape
-    found = kernels.linear(normal(1, (3, shape[1]), np.float32), prepared)
-    np.testing.assert_array_equal(found, np.zeros((3, shape[0]), np.float32))
-
-
-@pytest.mark.parametrize("wrong", [np.nan, np.inf, -1.0])
-def test_scales_are_checked(wrong):
-    values, scale = kernels.quantize_weight(normal(8, (6, 39), np.float32))
-    scale[3] = wrong
-    refuses(ValueError, r"scale\[3\] is", kernels.prepare_weight, values, scale)
+        kernels.prepare_weight(VALUES, SCALES_OF_GROUPS, dtype="int8")
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -204,52 +202,42 @@ def test_the_columns_of_the_input_are_scaled_before_they_are_rounded(backend):
     assert not prepared.input_scale.flags.writeable and plain.input_scale is None
 
 
-def test_scales_of_the_input_are_checked():
-    weight = normal(8, (6, 39), np.float32)
-    values, scale = kernels.quantize_weight(weight)
-    good = np.ones(39, np.float32)
-    for wrong in (0, -1, np.nan, np.inf):
-        bad = good.copy()
-        bad[3] = wrong
-        refuses(ValueError, r"input_scale\[3\] is", kernels.prepare_weight, values, scale, bad)
-    refuses(ValueError, "input_scale has shape", kernels.prepare_weight, values, scale, good[1:])
-    with pytest.raises(TypeError, match="input_scale has dtype float64, expected float32"):
-        kernels.prepare_weight(values, scale, good.astype(np.float64))
-    refuses(ValueError, "input_scale belongs to an int8 weight", kernels.prepare_weight, weight, None, good)
+def rounded(x, kind):
+    """The rows that are multiplied by a weight of this kind."""
+    if kind == "int8":
+        levels, zero, step = (array.astype(np.float64) for array in reference.quantize_rows(x))
+        return (levels - zero) * step
+    return x.astype(ml_dtypes.bfloat16) if kind == "bfloat16" else x
 
 
 @pytest.mark.parametrize("activation", [None, "gelu"])
-@pytest.mark.parametrize("size", SIZES)
-def test_int8_is_the_product_of_what_was_rounded(size, activation):
+@pytest.mark.parametrize("size", [*SIZES, (7, 97, 53)])
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int8_weight_only"])
+def test_low_precision_is_the_product_of_what_was_rounded(kind, size, activation):
     x, weight, bias, residual, _ = arguments(9, *size, dtype=np.float32)
-    values, scale = kernels.quantize_weight(weight)
-    levels, zero, step = (array.astype(np.float64) for array in reference.quantize_rows(x))
-    expected = oracles.linear((levels - zero) * step, values * scale[:, None].astype(float), bias, activation, residual)
+    prepared = kernels.prepare_weight(weight, dtype=kind, backend="numpy")
+    if kind == "bfloat16":
+        stands_for = weight.astype(ml_dtypes.bfloat16)
+    else:
+        values, scale = kernels.quantize_weight(weight, per_group=kind == "int8_weight_only")
+        scale = scale[:, None] if scale.ndim == 1 else np.repeat(scale.astype(np.float32), 32, axis=1)[:, : size[1]]
+        stands_for = values * scale
+    np.testing.assert_array_equal(prepared.to_array(), stands_for)
+    expected = oracles.linear(
+        *(it.astype(np.float64) for it in (rounded(x, kind), stands_for)), bias, activation, residual
+    )
     with np.errstate(all="raise"):
-        found = reference.linear(x, reference.prepare_weight(values, scale, None), bias, activation, residual)
+        found = kernels.linear(x, prepared, bias, activation=activation, residual=residual, backend="numpy")
     assert found.dtype == np.float32
     assert_close(found, expected)
-    np.testing.assert_array_equal(reference.prepare_weight(values, scale, None).to_array(), values * scale[:, None])
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_bfloat16_is_the_product_of_what_was_rounded(size):
-    x, weight, bias, residual, _ = arguments(10, *size, dtype=np.float32)
-    rounded = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (x, weight)]
-    prepared = reference.prepare_weight(weight.astype(ml_dtypes.bfloat16), None, None)
-    assert_close(
-        reference.linear(x, prepared, bias, "gelu", residual), oracles.linear(*rounded, bias, "gelu", residual)
-    )
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("size", [*SIZES, (67, 70, 131), (64, 131, 70)])
-def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size, backend):
+def test_gradients_in_bfloat16_are_those_of_what_was_rounded(size):
     x, weight, bias, _, grad = arguments(11, *size, dtype=np.float32)
-    low = weight.astype(ml_dtypes.bfloat16)
-    factors = (grad, x) if backend == "numba" and not LEVEL.bfloat16_dot else (it.astype(low.dtype) for it in (grad, x))
-    expected = reference.linear_backward(*(it.astype(np.float64) for it in (*factors, low)), None, True, np.float64)
-    prepared = kernels.prepare_weight(weight, dtype="bfloat16", backend=backend)
+    low = [it.astype(ml_dtypes.bfloat16).astype(np.float64) for it in (grad, x, weight)]
+    expected = reference.linear_backward(*low, None, True, np.float64)
+    prepared = kernels.prepare_weight(weight, dtype="bfloat16", backend="numpy")
     found = backward("linear", grad, x, prepared, bias)
     for one, other in zip(found, (*expected[:2], grad.sum(axis=0, dtype=np.float64)), strict=True):
         assert one.dtype == np.float32
