@@ -22,8 +22,6 @@ from tests.tolerances import assert_close
 from .cuda_support import batch_invariance, wide
 from .strategies import normal
 
-SIZES = [(1, 1, 1), (1, 64, 7), (5, 39, 13), (160, 31, 2), (17, 40, 33)]  # rows, depth, columns
-
 
 @pytest.fixture(autouse=True)
 def runtime():
@@ -31,34 +29,6 @@ def runtime():
         pytest.skip(unavailable_reason())
     with _cuda.use_runtime(Emulator()) as runtime:
         yield runtime
-
-
-@pytest.mark.parametrize("transposes", [(False, False), (False, True), (True, False), (True, True)], ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_products(dtype, sizes, transposes):
-    rows, depth, columns = sizes
-    left, right, bias, addend = (
-        normal(i, it, dtype) for i, it in enumerate([(rows, depth), (depth, columns), (columns,), (rows, columns)])
-    )
-    expected = wide(left) @ wide(right)
-    given = [
-        np.ascontiguousarray(array.T) if is_transposed else array
-        for array, is_transposed in zip((left, right), transposes, strict=True)
-    ]
-    options = dict(zip(("transpose_left", "transpose_right"), transposes, strict=True))
-    output = np.full((rows, columns), np.nan, dtype)
-    cublaslt.multiply(output, *given, **options)
-    assert_close(output, expected)
-    cublaslt.multiply(output, *given, **options, bias=bias, addend=addend)
-    assert_close(output, expected + wide(bias) + wide(addend))
-
-
-def test_sums_are_added_to_float32(dtype):
-    left, right = normal(0, (70, 12), dtype), normal(1, (70, 9), dtype)
-    total = normal(2, (12, 9), np.float32)
-    expected = wide(total) + wide(left).T @ wide(right)
-    cublaslt.multiply(total, left, right, transpose_left=True, addend=total)
-    assert_close(total, expected)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 4])

@@ -10,22 +10,11 @@ from bertcore.kernels import _cuda, is_batch_invariant
 from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
+from tests.kernels.conformance.cases import TILES
 from tests.tolerances import assert_all_close, assert_close
 
 from . import strategies
 from .cuda_support import DTYPES, EmulatorTarget, batch_invariance, wide
-
-# (rows, in_features, out_features), each for a reason
-SHAPES = [
-    (1, 1, 1),
-    (1, 64, 64),  # one row: the tile for few rows
-    (7, 39, 13),  # nothing divides by 8: element by element
-    (16, 65, 160),  # the last row count of the tile for few rows, more than one block
-    (17, 160, 39),  # the first beyond it
-    (65, 40, 65),  # one row, one column beyond a 64 x 64 tile; in_features a multiple of 8, not of a tile's depth
-    (130, 200, 72),  # several deep steps: the pipeline's stages are used again
-    (64, 0, 8),  # an empty sum
-]
 
 
 @pytest.fixture(params=[True, False], ids=["one_kernel", "cublaslt"], autouse=True)
@@ -63,13 +52,6 @@ def check(cuda, input, weight, bias=None, activation=None, residual=None, prepar
     is_rounded_twice = activation is not None and not is_batch_invariant()  # before what cuBLASLt's epilogues cannot do
     assert_close(found, expected(input, weight, bias, activation, residual), factor=1 + is_rounded_twice)
     return found
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_shapes(cuda, dtype, shape):
-    input, weight, bias, residual = problem(*shape, dtype)
-    check(cuda, input, weight)
-    check(cuda, input, weight, bias, "gelu", residual, prepare=True)
 
 
 @only_by_one_kernel
@@ -121,7 +103,7 @@ def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features,
     assert_close(cuda.run(run, input, weight), expected(input, weight, None, None, None))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", TILES, ids=str)
 def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
     input, weight, _, grad = problem(*shape, dtype)
     total = strategies.normal(5, weight.shape, np.float32)

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -164,33 +163,6 @@ def test_mixing_host_and_gpu_arrays_names_both(on_gpu):
 def test_numba_does_not_take_gpu_arrays(on_gpu):
     with pytest.raises(TypeError, match=r"backend 'numba' expects arrays in host memory, but input is on the GPU"):
         softmax(on_gpu, backend="numba")
-
-
-@pytest.fixture
-def cupy(monkeypatch):
-    """CuPy as it is, which needs a driver only for what is replaced here; the GPU 1 is the current one."""
-    cupy = importlib.import_module("cupy")
-    monkeypatch.setattr(dispatch, "startup_error", lambda name: None)
-    monkeypatch.setattr(cupy.cuda.runtime, "getDevice", lambda: 1)
-    return cupy
-
-
-def on_device(cupy, index):
-    """A CuPy array at an address of that GPU; nothing is there."""
-    memory = cupy.cuda.UnownedMemory(0x7F0000000000, 64, None, index)
-    return cupy.ndarray((5,), np.float32, memptr=cupy.cuda.MemoryPointer(memory, 0))
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_kernels_run_on_the_gpu_that_holds_the_arrays(cupy, index):
-    entered = dispatch.open_call("bertcore.kernels.softmax", None, input=on_device(cupy, index)).on_device()
-    assert entered == cupy.cuda.Device(0) if index == 0 else isinstance(entered, nullcontext)
-
-
-def test_arrays_on_two_gpus_are_an_error(cupy):
-    arrays = {"input": on_device(cupy, 0), "weight": on_device(cupy, 1)}
-    with pytest.raises(ValueError, match="on 2 GPUs, expected all of them on one"):
-        dispatch.open_call("bertcore.kernels.layer_norm", None, **arrays).compute("layer_norm")
 
 
 def test_missing_function_of_a_backend_is_named(monkeypatch):

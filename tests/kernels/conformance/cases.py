@@ -150,10 +150,21 @@ def gated_activation() -> Iterator[Case]:
         yield Case(f"extremes {name}", {"input": extremes, "activation": name})
 
 
+TILES = [  # rows, in_features, out_features at the edges of CUDA's tiles
+    (1, 1, 1),
+    (1, 64, 64),  # one row: the tile for few rows
+    (7, 39, 13),  # nothing divides by 8: element by element
+    (16, 65, 160),  # the last row count of the tile for few rows, more than one block
+    (17, 160, 39),  # the first beyond it
+    (65, 40, 65),  # one row, one column beyond a 64 x 64 tile; in_features a multiple of 8, not of a tile's depth
+    (130, 200, 72),  # several deep steps: the pipeline's stages are used again
+    (64, 0, 8),  # an empty sum
+]
+
+
 def linear() -> Iterator[Case]:
-    sizes = [(1, 1, 1), (5, 7, 3), (39, 160, 13), (3, 1600, 97), (130, 33, 300), (0, 7, 3)]
-    sizes += [(5, 0, 3), (5, 7, 0), (64, 64, 64)]
-    for rows, in_features, out_features in sizes:
+    sizes = [(5, 7, 3), (39, 160, 13), (3, 1600, 97), (130, 33, 300), (0, 7, 3), (5, 0, 3), (5, 7, 0), (64, 64, 64)]
+    for rows, in_features, out_features in (*sizes, *TILES):
         name = f"{rows}x{in_features}x{out_features}"
         arguments = {
             "input": normal(1, (rows, in_features)),

@@ -71,6 +71,7 @@ def test_every_operation_is_complete():
     updates = {"adam_update", "cast", "clip_norm", "muon_update"}
     on_cpu = {"nearest_codes"}  # alone; of integers: test_nearest_codes.py
     assert operations_on_disk == {*map(folder, CASES), *updates, *on_cpu}
+    assert on_disk("numba") == on_disk("cupy") == [*CASES]
     missing = [
         f"{operation}/{pattern}"
         for operation in sorted(operations_on_disk)
