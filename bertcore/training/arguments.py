@@ -177,6 +177,8 @@ class TrainingArguments:
             checks.choice(name, getattr(self, name), known)
         if not isinstance(self.report_to, str | list | tuple):
             raise TypeError(f"report_to is {self.report_to!r}, expected a string or a list of strings")
+        if list(self.reports) in (["all"], ["none"]):
+            self.report_to = self.reports[0]
         for report in [] if self.report_to in ("all", "none") else self.reports:
             if report not in REPORTS:
                 raise ValueError(f"report_to has {report!r}, expected all, none, or some of {', '.join(REPORTS)}")

@@ -118,7 +118,8 @@ def test_a_report_without_its_package(tmp_path, monkeypatch):
     monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match="report_to has 'plot', which needs matplotlib"):
         callbacks.reports_of(TrainingArguments(tmp_path, report_to="plot"))
-    assert len(callbacks.reports_of(TrainingArguments(tmp_path, report_to="all"))) == 2
+    for given in ("all", ["all"], "none", ["none"]):
+        assert len(callbacks.reports_of(TrainingArguments(tmp_path, report_to=given))) == 2
 
 
 def test_the_log_is_json_whatever_is_logged(tmp_path):

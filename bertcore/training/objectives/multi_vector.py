@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_number
+from bertcore.arguments import check_number, naming_nearest
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.models.outputs import ModelOutput
@@ -90,6 +90,7 @@ class MultiVectorObjective(ChunkedObjective):
     has_labels: bool | None = True
     in_batch = False  # whether a query is scored with the documents of the other examples, too
 
+    @naming_nearest()
     def __init__(self, model: Any, *, similarity_fn_name: str | None = None, mini_batch_size: int | None = None):
         super().__init__(model, mini_batch_size=mini_batch_size)
         if not hasattr(model, "head"):

@@ -140,6 +140,7 @@ def test_what_is_refused(tmp_path, on_numpy):
         (TypeError, "model is str, expected a MultiVectorEncoder", lambda: MarginMSE("x")),
         (ValueError, "similarity_fn_name is 'dot', expected", lambda: MarginMSE(encoder, similarity_fn_name="dot")),
         (ValueError, "scale is 0, expected", lambda: MultipleNegativesRanking(encoder, scale=0)),
+        (TypeError, "MarginMSELoss has no argument similarity_fct; did", lambda: MarginMSE(encoder, similarity_fct=1)),
         (ValueError, "student_temperature is -1, expected", lambda: DistillKLDiv(encoder, student_temperature=-1)),
     ):
         refuses(error, message, call)
