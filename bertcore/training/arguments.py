@@ -305,6 +305,7 @@ class TrainerState:
         masking: the settings of masking; None without masking.
         frozen: a fingerprint of the frozen weights that a checkpoint of adapters lacks; None without adapters.
         teacher: a fingerprint of the weights of the objective's teacher; None without a teacher.
+        objective: the name of the objective's class.
         epoch: the number of epochs made, with the fraction of the current one if its number of batches is known.
         epochs_done, batches_of_epoch: the position in the data: whole epochs, and batches of the next one.
         is_epoch_stopped: whether a callback has ended the current epoch.
@@ -336,6 +337,7 @@ class TrainerState:
     masking: dict[str, Any] | None = None
     frozen: str | None = None
     teacher: str | None = None
+    objective: str | None = None
     epoch: float = 0.0
     epochs_done: int = 0
     batches_of_epoch: int = 0

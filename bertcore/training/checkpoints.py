@@ -229,15 +229,15 @@ def load_run(
 
     Raises:
         ValueError: naming the missing or damaged file, or the setting or fact of `now` (data, masking, number of
-            processes, weights beside adapters, teacher) that differs from the checkpoint's.
+            processes, weights beside adapters, teacher, objective) that differs from the checkpoint's.
     """
-    for name in (OPTIMIZER, *([OBJECTIVE] if beside else []), SCHEDULE, STATE, ARGUMENTS):
+    for name in (OPTIMIZER, SCHEDULE, STATE, ARGUMENTS):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {name}")
     before, state = read_json_object(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
     known = {name: (before.get(name), getattr(args, name, None)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}
-    facts |= {"the dataset's fingerprint": "data", "masking": "masking"}
+    facts |= {"the dataset's fingerprint": "data", "masking": "masking", "the objective": "objective"}
     facts |= {"the fingerprint of the weights beside the adapters": "frozen", "the teacher's fingerprint": "teacher"}
     known |= {name: (getattr(state, fact), getattr(now, fact)) for name, fact in facts.items()}
     for name, (was, is_now) in known.items():

@@ -119,6 +119,10 @@ class OfDatasets(Objective):
     def __init__(self, losses: Mapping[str, Objective]):
         self.losses = losses
 
+    @property
+    def kind(self) -> str:
+        return ", ".join(f"{name}: {loss.kind}" for name, loss in self.losses.items())
+
     def _of(self, batch: Batch) -> tuple[Objective, Batch]:
         return self.losses[str(batch[DATASET])], {name: value for name, value in batch.items() if name != DATASET}
 

@@ -64,6 +64,7 @@ class Run:
             masking=self.collate.masking,
             frozen=checkpoints.fingerprint_beyond_checkpoints(self.model),
             teacher=checkpoints.fingerprint_of(self.objective.teacher),
+            objective=self.objective.kind,
         )
         self.control = TrainerControl()
         self._saved_at = -1

@@ -294,6 +294,8 @@ class Trainer:
         recover_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
+            if not isinstance(resume, str | os.PathLike):
+                raise TypeError(f"resume_from_checkpoint is {resume!r:.60}, expected True or a folder")
             check_whole(Path(resume))
             return Path(resume)
         found = checkpoints_in(self.args.output_dir)

@@ -221,6 +221,9 @@ def test_checkpoints_are_encoders_and_a_resumed_run_ends_with_the_same_bits(tmp_
     trainer.train(resume_from_checkpoint=True)
     found = [SentenceEncoder(tmp_path / f"{steps}/checkpoint-4") for steps in (4, 2)]
     assert found[0].settings.pooling == ("cls",) and found[0].settings.normalize and found[0].prompts["query"] == "the "
+    trainer = SentenceTransformerTrainer(encoder, args, loss=losses.CoSENTLoss(encoder), **data)
+    refuses(ValueError, "the objective is 'CoSENTLoss', in .* it was 'SoftmaxLoss'", trainer.train, True)
+    refuses(TypeError, "resume_from_checkpoint is 3, expected True or a folder", trainer.train, 3)
     vectors = [each.encode(["paris", "a cat"]) for each in (*encoders, *found)]
     np.testing.assert_array_equal(vectors[0], vectors[1])  # the best ones
     np.testing.assert_array_equal(vectors[2], vectors[3])

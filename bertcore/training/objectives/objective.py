@@ -55,6 +55,11 @@ class Objective(Described):
     pairing: Objective | None = None
     source: Objective | None = None
 
+    @property
+    def kind(self) -> str:
+        """The name of the class, which a resumed run must keep."""
+        return type(self).__name__
+
     def examples(self, documents: Documents, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> Examples:
         """Yield examples made from raw texts: mappings of input_ids and other inputs.
 
