@@ -133,9 +133,8 @@ def run_torch(model: Any, batch: dict, targets: dict, *, double: bool, traced: b
         out.loss.backward()
         first = model.all_tied_weights_keys  # tied parameters come under the name that stands first in the class
         named = {first.get(name, name): p.grad for name, p in model.named_parameters() if p.grad is not None}
-        grads = {
-            name: grad.numpy() for name, grad in revert_weight_conversion(model, named).items()
-        }  # as files have it
+        as_in_files = revert_weight_conversion(model, named)
+        grads = {name: grad.numpy() for name, grad in as_in_files.items()}
     return _arrays(
         out, lambda tensor: (tensor if tensor.dtype.itemsize > 2 else tensor.float()).detach().numpy()
     ), grads

@@ -72,11 +72,7 @@ def test_no_head_is_missing(name):
     case = WITH_PEER[name]
     kind = type(config_of(case, {}))
     theirs = {task for task in TASKS if kind in getattr(transformers, f"AutoModelFor{task}")._model_mapping}
-    apart = {
-        "PreTraining",
-        *case.elsewhere,
-        *(("CausalLM",) if "MaskedLM" in theirs else ()),
-    }  # MaskedLM again, and decoders
+    apart = {"PreTraining", *case.elsewhere} | ({"CausalLM"} if "MaskedLM" in theirs else set())  # decoders
     assert theirs - apart == set(case.tasks) - apart
 
 
@@ -136,10 +132,8 @@ def test_tokens_that_are_not_seen(name, tmp_path):
     config, rng = config_of(FAMILIES[name], {}), np.random.default_rng(4)
     peer = random_model(config, None, rng).float()
     peer.save_pretrained(tmp_path)
-    ids, seen = (
-        rng.integers(6, config.vocab_size, (3, 11)),
-        np.arange(11) < np.array([[9], [11], [8]]),
-    )  # in the window of each token one is seen
+    ids = rng.integers(6, config.vocab_size, (3, 11))
+    seen = np.arange(11) < np.array([[9], [11], [8]])  # in the window of each token one is seen
     with torch.no_grad():
         given = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(seen.astype(np.int64))}
         expected = peer(**given).last_hidden_state.numpy()

@@ -99,9 +99,8 @@ def test_replaced_weights_count_at_once_and_old_ones_go(dtype):
         old = weakref.ref(model.encoder.layers[0].feed_forward.expand.weight.weight(Pass.begin()).panels)
         model.load_state_dict(other.state_dict())
         for _ in range(4):
-            np.testing.assert_array_equal(
-                model(ids, mask).last_hidden_state, other(ids, mask).last_hidden_state, strict=True
-            )
+            found, expected = (each(ids, mask).last_hidden_state for each in (model, other))
+            np.testing.assert_array_equal(found, expected, strict=True)
     gc.collect()
     assert old() is None
 

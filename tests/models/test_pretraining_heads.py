@@ -43,9 +43,8 @@ def test_heads_by_their_definition(padding, name):
         ids, mask = ids[:, ::-1], mask[:, ::-1]
     out = model(ids, mask, output_hidden_states=True)
     hidden, state = out.hidden_states[-1], model.state_dict()
-    prefix, last = (
-        ("mask_predictions", "classifier") if "v3" in name else ("discriminator_predictions", "dense_prediction")
-    )
+    of_electra = "discriminator_predictions", "dense_prediction"
+    prefix, last = ("mask_predictions", "classifier") if "v3" in name else of_electra
     head = {key.removeprefix(f"{prefix}."): array for key, array in state.items() if key.startswith(prefix)}
     if "LayerNorm.weight" in head:
         first = hidden[np.arange(len(ids)), mask.argmax(1)][:, None]
@@ -105,9 +104,8 @@ LABELS = np.where(DECODER_IDS % 3 == 1, DECODER_IDS, -100)
 
 def model_of(name, dtype="float64", **changes):
     config = tiny_config(name) | {"max_position_embeddings": 16, "pad_token_id": 0, "position_biased_input": False}
-    config |= (
-        {"position_buckets": 16} if "position_buckets" in config else {}
-    )  # those of near distances are all there is
+    if "position_buckets" in config:
+        config["position_buckets"] = 16  # those of near distances are all there is
     return drawn_anew(AutoModelForMaskedLM.from_config(config | changes, enhanced_mask_decoder=True, dtype=dtype))
 
 
@@ -240,12 +238,8 @@ def test_a_checkpoint_has_the_positions(tmp_path):
     assert isinstance(found, DebertaForMaskedLM)
     np.testing.assert_array_equal(found(DECODER_IDS, DECODER_MASK).logits, model(DECODER_IDS, DECODER_MASK).logits)
     plain = AutoModelForMaskedLM.from_pretrained(tmp_path / "with", enhanced_mask_decoder=False)
-    assert (
-        np.abs(plain(DECODER_IDS, DECODER_MASK).logits - found(DECODER_IDS, DECODER_MASK).logits)[
-            DECODER_MASK == 1
-        ].max()
-        > 1e-2
-    )
+    one, other = (each(DECODER_IDS, DECODER_MASK).logits[DECODER_MASK == 1] for each in (plain, found))
+    assert np.abs(one - other).max() > 1e-2
     plain.save_pretrained(tmp_path / "without")
     with pytest.raises(CheckpointError, match=r"position_embeddings\.weight"):
         AutoModelForMaskedLM.from_pretrained(tmp_path / "without", enhanced_mask_decoder=True)

@@ -70,14 +70,11 @@ def test_all_layers_make_the_teacher_again(name):
 def test_fewer_layers_are_spread_evenly(count, chosen):
     teacher = drawn(AutoModel, TWELVE)
     student = student_from_teacher(with_layers(TWELVE, count), teacher)
-    name = "encoder.layer.{}.output.dense.weight"
-    for layer, place in enumerate(chosen):
-        np.testing.assert_array_equal(
-            student.state_dict()[name.format(layer)], teacher.state_dict()[name.format(place)]
-        )
     explicit = student_from_teacher(with_layers(TWELVE, count), teacher, layers=[5] * count)
-    for layer in range(count):
-        np.testing.assert_array_equal(explicit.state_dict()[name.format(layer)], teacher.state_dict()[name.format(5)])
+    for made, places in ((student, chosen), (explicit, [5] * count)):
+        for layer, place in enumerate(places):
+            found = made.state_dict()[f"encoder.layer.{layer}.output.dense.weight"]
+            np.testing.assert_array_equal(found, teacher.state_dict()[f"encoder.layer.{place}.output.dense.weight"])
 
 
 def test_a_classifier_keeps_its_labels_and_tells_what_is_new():
@@ -96,13 +93,10 @@ def test_positions_of_roberta_begin_elsewhere():
     teacher = drawn(AutoModelForMaskedLM, config)
     assert teacher.spec.position_offset == 2
     student = student_from_teacher({**DISTILBERT, "n_layers": 1}, teacher, layers=[1])
-    np.testing.assert_array_equal(
-        student.state_dict()["distilbert.embeddings.position_embeddings.weight"],
-        teacher.state_dict()["roberta.embeddings.position_embeddings.weight"][2:],
-    )
-    np.testing.assert_array_equal(
-        student.state_dict()["vocab_transform.bias"], teacher.state_dict()["lm_head.dense.bias"]
-    )
+    own, other = student.state_dict(), teacher.state_dict()
+    places = "embeddings.position_embeddings.weight"
+    np.testing.assert_array_equal(own[f"distilbert.{places}"], other[f"roberta.{places}"][2:])
+    np.testing.assert_array_equal(own["vocab_transform.bias"], other["lm_head.dense.bias"])
 
 
 def test_albert_has_one_layer_many_times():

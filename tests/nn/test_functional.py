@@ -46,9 +46,8 @@ def all_of_attention(attend):
         attentions = []
         run = replace(run, trace=Trace(attentions=attentions))
         output = attend(run, *arrays, **options)
-        return functional.concatenate(
-            run, *(functional.reshape(run, each, shape=(-1,)) for each in (output, *attentions))
-        )
+        rows = (functional.reshape(run, each, shape=(-1,)) for each in (output, *attentions))
+        return functional.concatenate(run, *rows)
 
     return call
 
@@ -247,9 +246,8 @@ def test_operations_without_a_step_read_what_a_program_computes():
     array = RNG.normal(size=(5, 3)).astype(np.float32)
     with use_backend("numba"):
         deferred = Program().enter(array)
-        np.testing.assert_array_equal(
-            functional.add(replace(Pass.begin(), is_deferred=True), deferred, deferred), array + array
-        )
+        found = functional.add(replace(Pass.begin(), is_deferred=True), deferred, deferred)
+        np.testing.assert_array_equal(found, array + array)
 
 
 def test_means_and_neighbours_stay_within_their_sequences():

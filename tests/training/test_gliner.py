@@ -49,10 +49,7 @@ def test_loss_and_gradients_equal_those_of_gliner(folder, form):
     processor, examples = theirs.data_processor, []
     for record, names in zip(RECORDS, LABELS, strict=True):
         words = list(processor.words_splitter(record["text"]))
-        starts, ends = (
-            {start: at for at, (_, start, _) in enumerate(words)},
-            {end: at for at, (_, _, end) in enumerate(words)},
-        )
+        starts, ends = ({word[side]: at for at, word in enumerate(words)} for side in (1, 2))
         ner = [(starts[first], ends[last], label) for first, last, label in record["spans"]]
         examples.append({"tokenized_text": [word for word, _, _ in words], "ner": ner, "ner_labels": names})
     batch = theirs.data_collator_class(theirs.config, data_processor=processor, prepare_labels=True)(examples)
@@ -88,14 +85,13 @@ def test_labels_are_sampled_by_the_seed_alone(folder):
     for _ in range(3):
         one, other = first(RECORDS), second(RECORDS)
         assert all(np.array_equal(one[name], other[name]) for name in one)
-    counts = {
-        (first(RECORDS)["input_ids"] == model.model.gliner.class_token).sum(axis=1).tolist()[1] for _ in range(20)
-    }
-    assert counts == {2, 3}, "of its own two labels, and sometimes the third one of the batch"
+
+    def counts(records):
+        return tuple((first(records)["input_ids"] == model.model.gliner.class_token).sum(axis=1))
+
+    assert {counts(RECORDS)[1] for _ in range(20)} == {2, 3}, "its own two labels, and sometimes the batch's third"
     given = [record | {"negatives": ["zz"]} for record in RECORDS]
-    assert {tuple((first(given)["input_ids"] == model.model.gliner.class_token).sum(axis=1)) for _ in range(5)} == {
-        (3, 3, 1)
-    }
+    assert {counts(given) for _ in range(5)} == {(3, 3, 1)}
 
 
 def test_an_entity_that_begins_or_ends_with_a_word_without_tokens_is_no_target(folder):

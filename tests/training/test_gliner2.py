@@ -11,6 +11,7 @@ from bertcore.training import objectives
 from bertcore.training.data.files import MalformedRecord
 from tests.refusals import refuses
 from tests.tiny_gliner2 import tiny_gliner2
+from tests.tolerances import assert_same_arrays
 
 CLASSES = {
     "task": "of",
@@ -65,26 +66,19 @@ def test_loss_and_gradients_equal_those_of_gliner2(folder):
 
 def test_targets_follow_the_order_of_labels(folder):
     model = GLiNER2.from_pretrained(folder)
-    collators = [
-        objectives.GLiNER2Schemas(model, shuffle=each).collator(model.tokenizer, seed=1) for each in (False, True)
-    ]
-    plain, mixed = (collate(RECORDS) for collate in collators)
+
+    def made(**options):
+        return objectives.GLiNER2Schemas(model, **options).collator(model.tokenizer, seed=1)(RECORDS)
+
+    plain, mixed, whole = made(shuffle=False), made(shuffle=True), made(shuffle=False, negatives=1.0)
     assert not np.array_equal(plain["input_ids"], mixed["input_ids"])
     for name in ("span_targets", "class_targets"):
         assert plain[name].sum() == mixed[name].sum() and not np.array_equal(plain[name], mixed[name])
-    words = [list(np.argwhere(made["span_targets"][0])[:, :2].tolist()) for made in (plain, mixed)]
+    words = [list(np.argwhere(batch["span_targets"][0])[:, :2].tolist()) for batch in (plain, mixed)]
     assert sorted(words[0]) == sorted(words[1])
-    again = objectives.GLiNER2Schemas(model).collator(model.tokenizer, seed=1)
-    assert all(np.array_equal(array, mixed[name]) for name, array in again(RECORDS).items())
-    kept = (
-        plain["span_weights"][plain["span_targets"] == 0].mean()
-        / (
-            objectives.GLiNER2Schemas(model, negatives=1.0, shuffle=False).collator(model.tokenizer)(RECORDS)[
-                "span_weights"
-            ]
-        )[plain["span_targets"] == 0].mean()
-    )
-    assert 0.4 < kept < 0.6 and (plain["span_weights"][plain["span_targets"] > 0] == 1).all()
+    assert_same_arrays(made(), mixed)
+    kept, every = (batch["span_weights"][plain["span_targets"] == 0].mean() for batch in (plain, whole))
+    assert 0.4 < kept / every < 0.6 and (plain["span_weights"][plain["span_targets"] > 0] == 1).all()
 
 
 @pytest.mark.parametrize(("output", "message"), [

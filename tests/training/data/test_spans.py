@@ -28,9 +28,8 @@ def tokenizers(tmp_path_factory):
 def test_columns_of_relations():
     columns = LabelledMentions.found_in([PAIR, NONE], "relation-extraction")
     assert columns.labels == ("capital_of", "no_relation") and columns.negative == "no_relation"
-    assert (
-        LabelledMentions.found_in([PAIR, NONE], "relation-extraction", negative="capital_of").negative == "capital_of"
-    )
+    other = LabelledMentions.found_in([PAIR, NONE], "relation-extraction", negative="capital_of")
+    assert other.negative == "capital_of"
     assert LabelledMentions.found_in([PAIR | {"label": 3}], "relation-extraction").labels == ("3",)
     typed = LabelledMentions.found_in([TYPED, TYPED | {"label": []}], "entity-classification")
     assert typed.is_multiple and typed.labels == ("city", "place") and typed.negative is None
@@ -119,9 +118,8 @@ def test_examples_of_luke_have_few_spans_each(tokenizers):
 
 def test_batches_of_spans(tokenizers):
     tokenizer, columns = tokenizers["bert"](None), LabelledEntities(labels=("NIL", "LOC"), width=2)
-    rows = list(
-        columns.examples([{"text": "paris is", "spans": [[0, 5, "LOC"]]}, {"text": "cat", "spans": []}], tokenizer)
-    )
+    records = [{"text": "paris is", "spans": [[0, 5, "LOC"]]}, {"text": "cat", "spans": []}]
+    rows = list(columns.examples(records, tokenizer))
     batch = SpanCollator(tokenizer)(rows)
     assert batch["entity_start_positions"].tolist() == [[1, 1, 2], [1, -1, -1]]
     assert batch["entity_end_positions"].tolist() == [[1, 2, 2], [1, -1, -1]]

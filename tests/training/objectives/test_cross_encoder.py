@@ -156,25 +156,17 @@ def test_columns_of_negatives_are_those_of_sentence_transformers(name, labels):
     inputs = [["query"] * 3, *places.T.tolist()]
     batch = batch_of([columns] * 3, np.atleast_2d(labels).tolist())
     if name == "MarginMSELoss":
-        assert_equal(
-            torch, ours.MarginMSELoss(), table, losses.MarginMSELoss(model)(inputs, torch.tensor(labels)), batch
-        )
-        return
+        loss = losses.MarginMSELoss(model)(inputs, torch.tensor(labels))
+        return assert_equal(torch, ours.MarginMSELoss(), table, loss, batch)
     made = losses.MultipleNegativesRankingLoss(model, num_negatives=None)
-    collator, objective = (
-        _words_of(ours.MultipleNegativesRankingLoss(num_negatives=None)),
-        ours.MultipleNegativesRankingLoss(),
-    )
+    objective = ours.MultipleNegativesRankingLoss(num_negatives=None)
+    collator = objective.collator(None, seed=1)
     lists = list(collator.lists([list(map(str, row)) for row in places]))
     made(inputs, None).backward()
     order = [int(text) for row in lists for text in row]
     rows = {"input_ids": np.zeros((len(order), 1), int), "lists": np.repeat(np.arange(3), [len(row) for row in lists])}
     _, grad = value_and_gradient(objective, table.detach().numpy().astype(float)[order], rows)
     np.testing.assert_allclose(np.bincount(order, grad), table.grad.numpy(), rtol=1e-4, atol=1e-7)
-
-
-def _words_of(objective):
-    return objective.collator(None, seed=1)
 
 
 @pytest.mark.parity
@@ -189,13 +181,13 @@ def test_classes_are_those_of_sentence_transformers(labels):
 
 def test_documents_of_other_examples_are_negatives():
     documents = [["a", "b"], ["c"], ["d", "e"]]
-    collator = _words_of(ours.MultipleNegativesRankingLoss(num_negatives=None))
+    collator = ours.MultipleNegativesRankingLoss(num_negatives=None).collator(None, seed=1)
     assert list(collator.lists(documents)) == [
         ["a", "c", "d", "e", "b"],
         ["c", "a", "b", "d", "e"],
         ["d", "a", "b", "c", "e"],
     ]
-    collator = _words_of(ours.MultipleNegativesRankingLoss(num_negatives=2))
+    collator = ours.MultipleNegativesRankingLoss(num_negatives=2).collator(None, seed=1)
     for lists in (list(collator.lists(documents)) for _ in range(5)):
         assert [row[0] for row in lists] == ["a", "c", "d"]
         assert [len(set(row)) for row in lists] == [4, 3, 4]
@@ -209,9 +201,8 @@ EXAMPLES = [
 
 def test_pairs_are_collated_in_lists(tokenizer):
     batch = ours.PairCollator(tokenizer)(EXAMPLES)
-    expected = tokenizer(
-        ["the cat", "the cat", "paris"], ["sat", "on an mat", "is capital of france"], padding=True, return_tensors="np"
-    )
+    queries, documents = ["the cat", "the cat", "paris"], ["sat", "on an mat", "is capital of france"]
+    expected = tokenizer(queries, documents, padding=True, return_tensors="np")
     for name in expected:
         np.testing.assert_array_equal(batch[name], expected[name])
     assert batch["labels"].tolist() == [1, 0, 3]

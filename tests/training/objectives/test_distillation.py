@@ -69,14 +69,11 @@ def of_scores(found, wanted, compare):
 
 
 def of_layers(student, teacher, left, right, layers, heads, compare=divergence):
-    return sum(
-        of_scores(
-            scores(student.projections[own - 1], left, right, heads),
-            scores(teacher.projections[other - 1], left, right, heads),
-            compare,
-        )
-        for own, other in layers
-    )
+    total = 0
+    for own, other in layers:
+        pair = student.projections[own - 1], teacher.projections[other - 1]
+        total += of_scores(*(scores(each, left, right, heads) for each in pair), compare)
+    return total
 
 
 def cosine_distance(one, other):
@@ -232,10 +229,9 @@ def test_soft_targets_of_every_head(kind):
 
 
 def test_the_teacher_runs_as_in_inference(monkeypatch):
-    student, teacher = (
-        AutoModelForSequenceClassification.from_config({**CONFIG, "hidden_dropout_prob": 0.5}, num_labels=3, seed=seed)
-        for seed in (1, 2)
-    )
+    config = {**CONFIG, "hidden_dropout_prob": 0.5}
+    kind = AutoModelForSequenceClassification
+    student, teacher = (kind.from_config(config, num_labels=3, seed=seed) for seed in (1, 2))
     before, runs, run = teacher.state_dict(), [], Recordings.run
 
     def noted(self, *args):
@@ -331,9 +327,8 @@ def test_heads_that_cannot_be_compared():
 
 
 def distilling_trainer(folder, teacher, **settings):
-    student = AutoModelForSequenceClassification.from_config(
-        {**CONFIG, "hidden_dropout_prob": 0.1}, num_labels=2, seed=2
-    )
+    config = {**CONFIG, "hidden_dropout_prob": 0.1}
+    student = AutoModelForSequenceClassification.from_config(config, num_labels=2, seed=2)
     settings = {"max_steps": 6, "save_steps": 3} | settings
     objective = Distillation(teacher, HiddenStates(), SoftTargets(), Relations(heads=1), objective=Supervised())
     return objective_trainer(folder, student, objective, LABELLED, collator=collate, settings=settings)

@@ -153,9 +153,8 @@ def test_labels_may_be_booleans(tokenizer):
     rows = [{"a": "the", "b": "cat", "label": label} for label in (True, False)]
     assert ColumnCollator(tokenizer)(rows)["labels"].tolist() == [1, 0]
     model, labels = AutoModel.from_config(CONFIG), np.array([True, False, True, False, False])
-    as_numbers, as_booleans = (
-        CoSENTLoss().forward(model, batch_of(2, labels=each)).loss for each in (labels * 1, labels)
-    )
+    batches = [batch_of(2, labels=each) for each in (labels * 1, labels)]
+    as_numbers, as_booleans = (CoSENTLoss().forward(model, batch).loss for batch in batches)
     assert as_numbers == as_booleans > 0
 
 

@@ -83,9 +83,8 @@ def test_chunks_and_slopes(tmp_path, kind, similarity_fn_name, on_numpy):
     batch = batch_of(objective, labels)
     out, grads = objective.value_and_grad(encoder.model, batch)
     assert float(objective.forward(encoder.model, batch).loss) == pytest.approx(float(out.loss), rel=1e-9)
-    chunked, others = kind(encoder, similarity_fn_name=similarity_fn_name, mini_batch_size=5).value_and_grad(
-        encoder.model, batch
-    )
+    in_chunks = kind(encoder, similarity_fn_name=similarity_fn_name, mini_batch_size=5)
+    chunked, others = in_chunks.value_and_grad(encoder.model, batch)
     assert float(chunked.loss) == pytest.approx(float(out.loss), rel=1e-9) and set(others) == set(grads)
     for name, array in grads.items():
         np.testing.assert_allclose(others[name], array, atol=1e-9, err_msg=name)
