@@ -13,6 +13,11 @@ TASKS = (
 )
 
 
+SIZES = {"vocab_size": 61, "hidden_size": 39, "num_attention_heads": 3, "intermediate_size": 53, "num_hidden_layers": 2}
+SIZES |= {"max_position_embeddings": 24, "num_labels": 3}
+EVEN = SIZES | {"hidden_size": 36}  # rotary positions turn pairs
+
+
 class Variant(NamedTuple):
     """Changes of a family's config, the batch to try them with, and the head (None: that of the words).
 
@@ -99,3 +104,9 @@ class FamilyCase:
     def all_variants(self) -> dict[str, Variant]:
         """The variants of COMMON that apply, and the family's own."""
         return {name: variant for name, variant in (COMMON | self.variants).items() if variant is not None}
+
+
+def tied_to(words: str, *decoders: str, bias: str | None = None) -> dict[str, str]:
+    """The copies of a decoder's weight, and of its bias `bias`, that published files hold."""
+    copies = {f"{decoder}.weight": f"{words}.weight" for decoder in decoders}
+    return copies | ({f"{decoder}.bias": bias for decoder in decoders} if bias else {})
