@@ -9,37 +9,25 @@ import sys
 import numpy as np
 
 from bertcore import use_backend
-from bertcore.training import TrainerCallback
 from bertcore.training.processes import started_together
-from tests.training.tiny_runs import class_trainer, classifier, language_trainer
+from tests.training.tiny_runs import At, class_trainer, classifier, language_trainer
 
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
-class OnlyIn(TrainerCallback):
-    """Does something at the end of one step, in one process."""
-
-    def __init__(self, index, step, action):
-        self.index, self.step, self.action = index, step, action
-
-    def on_step_end(self, args, state, control, **event):
-        if started_together().index == self.index and state.global_step == self.step:
-            self.action(control)
-
-
-def fail(control):
+def fail(event):
     raise ZeroDivisionError("a callback failed")
 
 
-def ask_for_the_end(control):
-    control.should_training_stop = True
+def ask_for_the_end(event):
+    event["control"].should_training_stop = True
 
 
 ACTIONS = {
-    "kill": lambda control: os.kill(os.getpid(), signal.SIGKILL),
+    "kill": lambda event: os.kill(os.getpid(), signal.SIGKILL),
     "fail": fail,
     "stop": ask_for_the_end,
-    "interrupt": lambda control: os.kill(os.getpid(), signal.SIGINT),
+    "interrupt": lambda event: os.kill(os.getpid(), signal.SIGINT),
 }
 
 
@@ -64,7 +52,7 @@ def main():
 
 def run(args):
     settings = {name: ast.literal_eval(value) for name, value in (setting.split("=") for setting in args.set)}
-    callbacks = [OnlyIn(1, 4, ACTIONS[args.action])] if args.action else []
+    callbacks = [At(4, ACTIONS[args.action])] if args.action and started_together().index == 1 else []
     if args.kind == "class":
         trainer = class_trainer(args.folder, callbacks, classifier(**NO_DROPOUT), **settings)
     else:

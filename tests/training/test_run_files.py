@@ -37,13 +37,10 @@ def finished(tmp_path_factory):
 
 
 def test_an_epoch_that_a_callback_ended_stays_ended_after_resuming(tmp_path):
-    class Short(TrainerCallback):
-        def on_step_end(self, args, state, control, **event):
-            control.should_epoch_stop = state.global_step == 1
-
-    whole = language_trainer(tmp_path / "whole", [Short], save_steps=1, max_steps=3)
+    short = At(1, lambda event: setattr(event["control"], "should_epoch_stop", True))
+    whole = language_trainer(tmp_path / "whole", [short], save_steps=1, max_steps=3)
     whole.train()
-    resumed = language_trainer(tmp_path / "resumed", [Short], save_steps=1, max_steps=3)
+    resumed = language_trainer(tmp_path / "resumed", [short], save_steps=1, max_steps=3)
     resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-1")
     assert whole.state.epochs_done == resumed.state.epochs_done == 1 and resumed.state.batches_of_epoch == 2
     assert_same_weights(whole.model, resumed.model)

@@ -158,7 +158,7 @@ def test_columns_that_only_the_objective_takes(tmp_path, objective):
     ({"per_device_train_batch_size": 0}, "per_device_train_batch_size is 0"),
     ({"learning_rate": float("nan")}, "learning_rate is nan"),
     ({"lr_scheduler_type": "steep"}, "lr_scheduler_type is 'steep'"),
-    ({"optim": "rmsprop"}, "optim is 'rmsprop'"),
+    ({"optim": "adafactor"}, "optim is 'adafactor', expected one of 'adamw'"),
     ({"optim": ["adamw"]}, "optim is .*, expected one of 'adamw"),
     ({"warmup_steps": 2.5}, "warmup_steps is 2.5"),
     ({"max_seconds": 0}, "max_seconds is 0"),
@@ -197,12 +197,6 @@ def test_wrong_types_of_model_and_example(tmp_path):
     padding = DataCollatorWithPadding(mock.Mock(pad_token_id=0))
     with pytest.raises(ValueError, match=r"examples\[0\] is None, expected a mapping"):
         Trainer(classifier(), args, padding, [None]).train()
-
-
-def test_integers_of_numpy_are_integers(tmp_path):
-    names = ("max_steps", "seed", "data_seed", "per_device_train_batch_size", "eval_steps")
-    args = TrainingArguments(tmp_path, **{name: np.int64(3) for name in names})
-    assert all(type(getattr(args, name)) is int for name in names)
 
 
 def test_what_gives_nothing_to_train_on(tmp_path):
@@ -261,7 +255,6 @@ def test_batches_without_labels_do_not_lengthen_a_run(tmp_path):
 
 def test_spellings_of_transformers():
     assert TrainingArguments("out", optim="adamw_torch").optim == "adamw"
-    refuses(ValueError, "optim is 'adafactor', expected one of 'adamw'", TrainingArguments, "out", optim="adafactor")
 
 
 def test_unknown_arguments_name_the_nearest(tmp_path):

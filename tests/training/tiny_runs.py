@@ -95,14 +95,14 @@ def without_times(history):
 
 
 class At(TrainerCallback):
-    """Does something at the end of one step."""
+    """Does something at the end of one step, with the event, `control` in it."""
 
     def __init__(self, step, action):
         self.step, self.action = step, action
 
     def on_step_end(self, args, state, control, **event):
         if state.global_step == self.step:
-            self.action(event)
+            self.action(event | {"control": control})
 
 
 def names_in(folder):
