@@ -1,7 +1,6 @@
 """The whole model line on the CUDA kernels and CuPy's arrays, as on a GPU; the kernels run in the CPU emulator."""
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,10 +11,9 @@ from bertcore.nn.functional import losses
 from bertcore.passes import Pass
 from tests.demo import demo_folder  # noqa: F401
 from tests.kernels.cuda_support import batch_invariance
+from tests.models.test_goldens import GOLDENS, NAMES, golden, inputs_of
 from tests.tiny_families import drawn_anew, tiny_config
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
-NAMES = sorted(path.parent.name for path in GOLDENS.glob("*/config.json"))
 # Of hidden states, relative to their scale. Each kernel is within 1e-3 in float16 (tests/tolerances.py); through the
 # layers of these models rounding the weights to float16 alone, computed in float64, costs up to 1.4e-3.
 TOLERANCE = {"float32": 2e-6, "float16": 3e-3, "bfloat16": 2.5e-2}
@@ -28,11 +26,9 @@ def error(found, truth):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_masked_lm(emulated_gpu, name, dtype):
-    with np.load(GOLDENS / name / "io.npz") as stored:
-        truth = dict(stored)
-    batch = {key: truth[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
-    products = emulated_gpu.products
-    out = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=dtype)(**batch, output_hidden_states=True)
+    truth, products = golden(name), emulated_gpu.products
+    model = AutoModelForMaskedLM.from_pretrained(GOLDENS / name, dtype=dtype)
+    out = model(**inputs_of(name), output_hidden_states=True)
     assert out.logits.dtype.name == dtype
     for state, expected in zip(out.hidden_states, truth["hidden_states"], strict=True):
         assert error(state, expected) < TOLERANCE[dtype]

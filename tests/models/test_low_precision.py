@@ -14,11 +14,11 @@ from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, valu
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config, save_checkpoint
 from bertcore.kernels import dispatch, unavailable_reason
 from bertcore.passes import Pass
+from tests.models.test_goldens import GOLDENS, golden, inputs_of
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
 
-GOLDENS = Path(__file__).parents[1] / "goldens"
 TIED, UNTIED = GOLDENS / "three_heads_of_13", GOLDENS / "untied_decoder"
 LOW = ("bfloat16", "int8")
 # What is compiled for one more form costs some seconds: test_int8_weight_only.py has what needs no compiling.
@@ -28,25 +28,12 @@ TOLERANCE = {"bfloat16": 2.5e-2, "int8": 8e-2, "int8_weight_only": 4e-2}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def golden(folder):
-    with np.load(folder / "io.npz") as stored:
-        return dict(stored)
-
-
-def batch_of(folder):
-    return {key: golden(folder)[key] for key in ("input_ids", "attention_mask", "token_type_ids")}
-
-
 def error(found, truth):
     return np.abs(found.astype(np.float64) - truth).max() / np.abs(truth).max()
 
 
 def logits(model, folder=TIED):
-    return model(**batch_of(folder)).logits
-
-
-def weights_of(model):
-    return [parameter for parameter in model.parameters() if "weight" in parameter.uses]
+    return model(**inputs_of(folder)).logits
 
 
 @pytest.mark.parametrize("folder", [TIED, UNTIED], ids=lambda folder: folder.name)
@@ -54,7 +41,7 @@ def weights_of(model):
 def test_outputs_are_close_and_float32(cpu_backend, dtype, folder):
     truth = golden(folder)
     model = AutoModelForMaskedLM.from_pretrained(folder, dtype=dtype)
-    out = model(**batch_of(folder), output_hidden_states=True)
+    out = model(**inputs_of(folder), output_hidden_states=True)
     assert model.dtype == dtype and out.logits.dtype == np.float32
     for state, expected in zip(out.hidden_states, truth["hidden_states"], strict=True):
         assert state.dtype == np.float32 and error(state, expected) < TOLERANCE[dtype]
@@ -106,18 +93,6 @@ def test_state_dict(cpu_backend, dtype):
                 rounded = rounded.astype(np.float32) if "embeddings" in name else values * scale[:, None]
         assert found.dtype == rounded.dtype and not found.flags.writeable
         np.testing.assert_array_equal(found, rounded)
-
-
-@pytest.mark.parametrize("dtype", EVERY)
-def test_load_state_dict(cpu_backend, dtype):
-    model = AutoModelForMaskedLM.from_config(CONFIG, dtype=dtype, seed=1)
-    other = AutoModelForMaskedLM.from_config(CONFIG, dtype=dtype, seed=2)
-    ids = [[1, 2, 3, 4, 5]]
-    assert error(other(ids).logits, model(ids).logits) > 0.1
-    other.load_state_dict(model.state_dict())
-    # A scale that was multiplied out and found again may differ in its last bit.
-    assert error(other(ids).logits, model(ids).logits) < (2e-6 if dtype == "bfloat16" else 1e-2)
-    assert all(weight.forms.weights for weight in weights_of(other))
 
 
 @pytest.mark.parametrize("dtype", ["float32", *EVERY])
@@ -179,7 +154,7 @@ def test_an_ordinary_checkpoint_in_half_precision_loads_as_float32(stored, tmp_p
 def test_gradients_are_refused(cpu_backend, dtype):
     model = AutoModelForMaskedLM.from_pretrained(TIED, dtype=dtype)
     with pytest.raises(ValueError, match=f"dtype='{dtype}', which on the CPU is only for inference.*dtype=\"float32\""):
-        value_and_grad(model)(**batch_of(TIED), labels=golden(TIED)["labels"])
+        value_and_grad(model)(**inputs_of(TIED), labels=golden(TIED)["labels"])
     logits(model)  # and still computes
 
 

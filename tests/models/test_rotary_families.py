@@ -150,10 +150,6 @@ def test_published_nomic_files_load(tmp_path, prefix):
     check_loads(model, tmp_path, tensors)
 
 
-def test_an_odd_width_is_refused():
-    refuses(ValueError, "heads are 3 wide, expected an even width", AutoModel, NOMIC_TINY | {"n_head": 8})
-
-
 @pytest.mark.parity
 def test_positions_beyond_the_trained_ones():
     import transformers
