@@ -276,6 +276,8 @@ def test_batches_without_duplicates_and_of_labels():
         counts = Counter(row["label"] for row in batch)
         assert len(counts) > 1 and min(counts.values()) > 1 and "d" not in counts
     refuses(ValueError, "batch_size is 5, expected an even", lambda: list(LabelledBatches(rows, batch_size=5).epoch(0)))
+    for kind in (DistinctBatches, LabelledBatches):
+        refuses(TypeError, "an example is str, expected a mapping", next, kind(["x"], batch_size=4).epoch(0))
     listed = LabelledBatches([{"label": [1]}], batch_size=4)
     refuses(TypeError, r"a label is \[1\], expected a number", lambda: list(listed.epoch(0)))
     refuses(ValueError, "the data has 1 labels", lambda: list(LabelledBatches(rows[:9], batch_size=4).epoch(0)))

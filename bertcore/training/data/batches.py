@@ -168,7 +168,7 @@ class DistinctBatches(Batches):
                 example = waiting.popleft() if waiting else next(source, None)
                 if example is None:
                     break
-                texts = {value for name, value in example().items() if isinstance(value, str) and name not in APART}
+                texts = {value for name, value in _row(example).items() if isinstance(value, str) and name not in APART}
                 if seen.isdisjoint(texts):
                     batch.append(example)
                     seen |= texts
@@ -189,7 +189,8 @@ class LabelledBatches(Batches):
             raise ValueError(f"batch_size is {self.batch_size}, expected an even number from 4 on to group by label")
         groups: dict[Any, list[_Lazy]] = {}
         for example in examples:
-            label = next((example()[name] for name in LABELS if name in example()), None)
+            row = _row(example)
+            label = next((row[name] for name in LABELS if name in row), None)
             label = label.tolist() if hasattr(label, "tolist") else label
             if not isinstance(label, int | float | str | None):
                 raise TypeError(f"a label is {label!r:.60}, expected a number or a text to group by")
@@ -280,6 +281,13 @@ class _Lazy:
         if "input_ids" not in example:
             raise ValueError(f"an example has no input_ids, which give its length; it has {', '.join(example)}")
         return len(example["input_ids"])
+
+
+def _row(example: _Lazy) -> Example:
+    """Return an example with columns. Raises TypeError for another one."""
+    if not isinstance(found := example(), Mapping):
+        raise TypeError(f"an example is {type(found).__name__}, expected a mapping of columns")
+    return found
 
 
 def _take(waiting: list[Example], rng: np.random.Generator) -> Example:

@@ -243,7 +243,10 @@ class _Guided(ColumnCollator):
         batch = super().__call__(examples)
         if "labels" in batch:
             raise ValueError("examples has labels, expected none for GISTEmbedLoss")
-        found = self._guide.encode([text for example in examples for text in example.values()], show_progress_bar=False)
+        texts = [text for example in examples for text in example.values()]
+        found = np.asarray(self._guide.encode(texts, show_progress_bar=False))
+        if found.ndim != 2 or len(found) != len(texts):
+            raise ValueError(f"guide returned shape {found.shape}, expected ({len(texts)}, dim)")
         return batch | {"labels": found.reshape(*batch["input_ids"].shape[:2], -1)}
 
 

@@ -110,7 +110,7 @@ class ChunkedObjective(Objective):
         """Return the numbers of examples and columns of a batch, and its labels or None."""
         shape, (fewest, most), labels = np.shape(batch["input_ids"]), self.columns, batch.get("labels")
         if len(shape) != 3 or not fewest <= shape[1] <= (most or shape[1]) or not shape[0]:
-            count = f"{fewest}" if most == fewest else f"at least {fewest}"
+            count = f"at least {fewest}" if most is None else " to ".join(dict.fromkeys([str(fewest), str(most)]))
             expected = f"(examples, columns, length) with {count} columns for {type(self).__name__}"
             raise ValueError(f"input_ids has shape {shape}, expected {expected}")
         self.check_has_labels(labels)

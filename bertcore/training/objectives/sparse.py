@@ -344,6 +344,10 @@ class SpladeLoss(SparseObjective):
     ):
         super().__init__(model, loss, mini_batch_size=mini_batch_size)
         only = checks.boolean("use_document_regularizer_only", use_document_regularizer_only)
+        if not only and loss.columns[1] == 1:
+            expected = "expected use_document_regularizer_only=True: examples have no document beside the query"
+            raise ValueError(f"loss is {type(loss).__name__} of one text, {expected}")
+        self.columns = self.columns if only else (max(2, loss.columns[0]), loss.columns[1])
         weight = check_number("document_regularizer_weight", document_regularizer_weight)
         flops = FlopsLoss(threshold=document_regularizer_threshold)
         self.regularizers = [(slice(0 if only else 1, None), weight, flops)]

@@ -1,5 +1,7 @@
 """Further losses of sentence embeddings: sentence-transformers' values and gradients, slopes, guides, classifiers."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -309,6 +311,8 @@ def test_a_guide_reads_the_texts(tokenizer):
     assert np.isfinite(objective.value_and_grad(model, batch)[0].loss)
     with pytest.raises(ValueError, match="examples has labels, expected none for GISTEmbedLoss"):
         objective.collator(tokenizer)([example | {"label": 1} for example in examples])
+    short = GISTEmbedLoss(None, SimpleNamespace(encode=lambda texts, **options: [[1.0, 2.0]]))
+    refuses(ValueError, r"guide returned shape \(1, 2\), expected \(4, dim\)", short.collator(tokenizer), examples)
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,11 @@ def test_refusals(tmp_path):
     largest = SparseEncoder(save_tiny_csr(tmp_path / "max", pooling={"pooling_mode": "max"}))
     refuses(ValueError, "model has the pooling max and 0 modules after it, expected mean or cls", CSRLoss, largest)
     refuses(ValueError, "threshold is -1", FlopsLoss, None, -1)
+    single = losses.BatchHardTripletLoss()
+    refuses(ValueError, "loss is BatchHardTripletLoss of one text, expected use_", SpladeLoss, encoder, single, 1)
+    objective, rows = SpladeLoss(encoder, losses.MSELoss(), 1), [{"text": "the cat", "label": [0.0] * 75}]
+    batch = objective.collator(encoder.tokenizer)(rows)
+    refuses(ValueError, "with at least 2 columns for SpladeLoss", objective.forward, encoder.model, batch)
     unused = {"query_regularizer_threshold": -1}
     refuses(ValueError, "threshold is -1", SpladeLoss, encoder, MultipleNegativesRanking(), 1, **unused)
     refuses((TypeError, ValueError), "document_regularizer_weight is", SpladeLoss, encoder, Cosines(), "x")
