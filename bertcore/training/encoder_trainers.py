@@ -31,7 +31,7 @@ from bertcore.training.data.batches import (
     MixedBatches,
     Named,
 )
-from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, sparse
+from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, pairs_and_triplets, sparse
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import split_names
 from bertcore.training.optimizers import Optimizer
@@ -341,7 +341,7 @@ class SentenceTransformerTrainer(Trainer):
 
     def default_loss(self, model: Any) -> Objective:
         """Return the loss of a trainer without one."""
-        return embeddings.CoSENTLoss(model)
+        return pairs_and_triplets.CoSENTLoss(model)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """Log and return the loss on a dataset, as `Trainer.evaluate`, and the evaluator's metrics."""

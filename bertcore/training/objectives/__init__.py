@@ -2,18 +2,12 @@
 
 objective.py has the base class, sums, and supervised and custom losses; text_examples.py turns texts into examples;
 language_modeling.py and sentence_pairs.py learn from raw texts, entities.py from texts with entities; embeddings.py,
-embedding_losses.py and batch_triplets.py train embeddings, cross_encoder.py scores of pairs, multi_vector.py scores
+embedding_losses.py and pairs_and_triplets.py train embeddings, cross_encoder.py scores of pairs, multi_vector.py scores
 from token vectors, sparse.py sparse embeddings; distillation.py learns from a teacher with the terms of
 distillation_terms.py.
 """
 
 from bertcore.training.objectives import cross_encoder, multi_vector, sparse
-from bertcore.training.objectives.batch_triplets import (
-    BatchAllTripletLoss,
-    BatchHardSoftMarginTripletLoss,
-    BatchHardTripletLoss,
-    BatchSemiHardTripletLoss,
-)
 from bertcore.training.objectives.distillation import Distillation
 from bertcore.training.objectives.distillation_terms import (
     AttentionDistributions,
@@ -37,14 +31,11 @@ from bertcore.training.objectives.embedding_losses import (
 from bertcore.training.objectives.embeddings import (
     CachedMultipleNegativesRankingLoss,
     CachedMultipleNegativesSymmetricRankingLoss,
-    CoSENTLoss,
-    CosineSimilarityLoss,
     EmbeddingObjective,
     MarginMSELoss,
     MatryoshkaLoss,
     MultipleNegativesRankingLoss,
     MultipleNegativesSymmetricRankingLoss,
-    TripletLoss,
 )
 from bertcore.training.objectives.entities import EntityMaskedLM, GLiNEREntities
 from bertcore.training.objectives.language_modeling import (
@@ -56,6 +47,15 @@ from bertcore.training.objectives.language_modeling import (
     preview,
 )
 from bertcore.training.objectives.objective import CustomLoss, Objective, Supervised
+from bertcore.training.objectives.pairs_and_triplets import (
+    BatchAllTripletLoss,
+    BatchHardSoftMarginTripletLoss,
+    BatchHardTripletLoss,
+    BatchSemiHardTripletLoss,
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    TripletLoss,
+)
 from bertcore.training.objectives.schemas import GLiNER2Schemas
 from bertcore.training.objectives.sentence_pairs import NextSentence, SentenceOrder, TranslationLM
 from bertcore.training.objectives.similarity import (

@@ -24,8 +24,9 @@ from bertcore.passes import Pass
 from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.embeddings import CoSENTLoss, EmbeddingObjective, WithTemperatures, WrappingObjective
+from bertcore.training.objectives.embeddings import EmbeddingObjective, WithTemperatures, WrappingObjective
 from bertcore.training.objectives.objective import Batch
+from bertcore.training.objectives.pairs_and_triplets import CoSENTLoss
 from bertcore.training.objectives.similarity import divergence_of_scores
 from bertcore.training.objectives.text_examples import ColumnCollator
 

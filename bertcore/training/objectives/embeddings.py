@@ -161,31 +161,6 @@ class WithParts(Block):
         self.model.passes = count
 
 
-class EncoderCollator(ColumnCollator):
-    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
-
-    def __init__(self, encoder: Any):
-        super().__init__(encoder.tokenizer, encoder=encoder)
-
-    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
-        rows: list[Any] = [None] * len(texts)
-        prompts = {"query": self.encoder.query_prompt, "document": self.encoder.document_prompt}
-        for side, (task, prompt) in enumerate(prompts.items()):
-            places = [place for place in range(len(texts)) if min(place % columns, 1) == side]
-            found = self.token_rows([texts[place] for place in places], task, prompt)
-            for place, (row, _) in zip(places, found, strict=True):
-                rows[place] = row
-        return self.arrays(rows, columns)
-
-    def token_rows(self, texts: list[str], task: str, prompt: str) -> Iterable[tuple[Any, bool]]:
-        """Return the encoder's row of each text, and whether it was cut."""
-        raise NotImplementedError
-
-    def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
-        """Return the arrays of rows, (texts, length)."""
-        raise NotImplementedError
-
-
 class EmbeddingObjective(ChunkedObjective):
     """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
 
@@ -320,80 +295,6 @@ class CachedMultipleNegativesSymmetricRankingLoss(MultipleNegativesSymmetricRank
     """`MultipleNegativesSymmetricRankingLoss` whose `mini_batch_size` is 32 by default."""
 
     mini_batch_size = 32
-
-
-class Pairs(EmbeddingObjective):
-    """Base of objectives of the cosine of two texts and a label."""
-
-    has_labels = True
-
-    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        scores, pullback = similarity.cosines(embeddings[:, 0], embeddings[:, 1])
-        value, grad = self.of_cosines(scores, labels)
-        return value, kernels.array_module(embeddings).stack(pullback(grad), axis=1)
-
-    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        raise NotImplementedError
-
-
-class CoSENTLoss(Pairs):
-    """Pairs with a higher label get a higher cosine (Su 2022, https://kexue.fm/archives/8847).
-
-    The loss is log(1 + sum of exp(scale * (cosine_i - cosine_j)) over all i, j with label_i < label_j), over the whole
-    batch, without a mean.
-
-    Args:
-        model, more: as for `EmbeddingObjective`.
-        scale: the factor on cosines.
-    """
-
-    def __init__(self, model: Any = None, scale: float = 20.0, **more: Any):
-        super().__init__(model, **more)
-        self.scale = check_number("scale", scale, above_zero=True)
-
-    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        value, grad = similarity.ordering_loss(self.scale * scores, labels)
-        return value, self.scale * grad
-
-
-class CosineSimilarityLoss(Pairs):
-    """The cosine of two texts approaches their label: the mean squared error (Reimers and Gurevych 2019, section 3).
-
-    Source: arXiv:1908.10084.
-    """
-
-    def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        return similarity.squared_error(scores, labels)
-
-
-class TripletLoss(EmbeddingObjective):
-    """The second text becomes nearer to the first than the third is, by a margin.
-
-    The loss is the mean of max(0, distance to the second - distance to the third + margin) (Schroff et al. 2015,
-    arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
-
-    Args:
-        model, more: as for `EmbeddingObjective`.
-        distance_metric: "euclidean", "cosine" (1 - cosine) or "manhattan", or a member of `TripletDistanceMetric`.
-        triplet_margin: in units of the distance.
-    """
-
-    columns = (3, 3)
-
-    def __init__(self, model: Any = None, distance_metric: str = "euclidean", triplet_margin: float = 5.0, **more: Any):
-        super().__init__(model, **more)
-        checks.choice("distance_metric", distance_metric, similarity.DISTANCES)
-        self.distance_metric, self.margin = distance_metric, check_number("triplet_margin", triplet_margin)
-
-    def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
-        anchors, positives, negatives = (embeddings[:, column] for column in range(3))
-        near, of_near = similarity.DISTANCES[self.distance_metric](anchors, positives)
-        far, of_far = similarity.DISTANCES[self.distance_metric](anchors, negatives)
-        excess = near - far + self.margin
-        grad = (excess > 0) / len(excess)
-        (first, second), (other, third) = of_near(grad), of_far(-grad)
-        xp = kernels.array_module(embeddings)
-        return xp.maximum(excess, 0).mean(), xp.stack([first + other, second, third], axis=1)
 
 
 class MarginMSELoss(EmbeddingObjective):

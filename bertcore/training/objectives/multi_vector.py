@@ -24,13 +24,13 @@ from bertcore.passes import Pass
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
-    EncoderCollator,
     WithParts,
     WithTemperatures,
     checked_labels,
 )
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import margin_error, ranking_loss
+from bertcore.training.objectives.text_examples import EncoderCollator
 
 MASKS = ("attention_mask", "scoring_mask")
 EMPTY_DOCUMENT = -1e9  # the score of a document without vectors, as in sentence-transformers

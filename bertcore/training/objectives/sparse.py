@@ -29,18 +29,16 @@ from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embedding_losses import AnglELoss, DistillKLDivLoss, MSELoss
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
-    CoSENTLoss,
-    CosineSimilarityLoss,
     EmbeddingObjective,
-    EncoderCollator,
     MarginMSELoss,
     MultipleNegativesRankingLoss,
-    TripletLoss,
     WithParts,
     WrappingObjective,
     check_inner,
 )
+from bertcore.training.objectives.pairs_and_triplets import CoSENTLoss, CosineSimilarityLoss, TripletLoss
 from bertcore.training.objectives.similarity import squared_error
+from bertcore.training.objectives.text_examples import EncoderCollator
 
 USED = 1e-5  # an entry of a code above it counts as used
 PARTS = 5  # vectors beside the code in an autoencoder's rows

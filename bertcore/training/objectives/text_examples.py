@@ -163,3 +163,28 @@ class SpecialTokens:
             ids += part
             types += [kind] * len(part)
         return {"input_ids": ids} | ({"token_type_ids": types} if self._has_types else {})
+
+
+class EncoderCollator(ColumnCollator):
+    """A `ColumnCollator` whose first column has queries and whose others have documents, as an encoder reads them."""
+
+    def __init__(self, encoder: Any):
+        super().__init__(encoder.tokenizer, encoder=encoder)
+
+    def rows(self, texts: list[str], columns: int) -> Mapping[str, np.ndarray]:
+        rows: list[Any] = [None] * len(texts)
+        prompts = {"query": self.encoder.query_prompt, "document": self.encoder.document_prompt}
+        for side, (task, prompt) in enumerate(prompts.items()):
+            places = [place for place in range(len(texts)) if min(place % columns, 1) == side]
+            found = self.token_rows([texts[place] for place in places], task, prompt)
+            for place, (row, _) in zip(places, found, strict=True):
+                rows[place] = row
+        return self.arrays(rows, columns)
+
+    def token_rows(self, texts: list[str], task: str, prompt: str) -> Iterable[tuple[Any, bool]]:
+        """Return the encoder's row of each text, and whether it was cut."""
+        raise NotImplementedError
+
+    def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
+        """Return the arrays of rows, (texts, length)."""
+        raise NotImplementedError
