@@ -204,6 +204,22 @@ def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
     check(cuda, views, cu_seqlens=offsets(*MANY), is_causal=is_causal)
 
 
+def test_masks_whose_keys_lie_apart(cuda, dtype):
+    given = dense(dtype, 2, 2, 40, 37, 39)
+    given["attn_mask"] = (np.random.default_rng(5).random((2, 2, 37, 40)) < 0.8).swapaxes(2, 3)
+    check(cuda, given)
+    check_gradients(cuda, given)
+
+
+def test_views_with_tables(cuda, dtype):
+    given = packed(dtype, FEW, FEW_K, head_dim=24, form="all")
+    for name in ("query", "key", "value", "position_key", "position_query", "query_for_position"):
+        given[name] = np.concatenate([given[name]] * 2, axis=2)[..., 1:17]
+    for name in ("segment_scores", "position_bias", "distance_rows", "segment_ids", "segment_ids_k", "cu_seqlens"):
+        given[name] = np.repeat(given[name], 2, axis=0)[::2]
+    check(cuda, given)
+
+
 @pytest.mark.parametrize("sequences", [33, 1100])
 def test_finding_one_of_many_sequences(sequences):
     given = packed(FLOAT16, np.random.default_rng(0).integers(0, 3, sequences), heads=1, head_dim=8)
