@@ -64,10 +64,8 @@ def on_numpy():
 @pytest.fixture
 def emulated_gpu():
     """The backend is "cupy", whose kernels the emulator computes."""
-    from tests.cuda_emulator.driverless import driverless, unavailable_reason
+    from tests.cuda_emulator.driverless import driverless
 
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
     with driverless() as gpu, use_backend("cupy"):
         yield gpu
 

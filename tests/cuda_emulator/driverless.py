@@ -20,6 +20,7 @@ from unittest import mock
 
 import cupy
 import numpy as np
+import pytest
 
 from bertcore.kernels import _cuda, dispatch
 from bertcore.kernels._cuda import cublaslt
@@ -371,8 +372,11 @@ def _replacements(gpu):
 def driverless(schedule="random", emulated=True, multiprocessors=132, races=False):
     """Within the block the backend "cupy" works; yields a Driverless. Without `emulated` kernels compute nothing.
 
-    `races`: as the Emulator has it. For the whole process: one block at a time.
+    `races`: as the Emulator has it. For the whole process: one block at a time. Where it cannot be used, the test that
+    enters it is skipped.
     """
+    if (reason := unavailable_reason()) is not None:
+        pytest.skip(reason)
     emulator = Emulator(schedule, races=races) if emulated else None
     gpu = Driverless(emulator, multiprocessors)
     with ExitStack() as stack:

@@ -5,6 +5,7 @@ import threading
 from typing import NamedTuple
 
 import numpy as np
+import pytest
 
 from bertcore.kernels._cuda import DeviceProperties
 
@@ -74,6 +75,8 @@ class Emulator:
         `defines`: macros for the compiler; EMULATOR_UCONTEXT switches threads as machines other than x86-64 do.
         `races`: check for races, whatever the schedule (include/races.h); takes several times as long.
         """
+        if (reason := unavailable_reason()) is not None:
+            pytest.skip(f"the CUDA emulator cannot be built: {reason}")
         self.schedule = SCHEDULES.index(schedule)
         self.seed = seed
         self.arch = arch

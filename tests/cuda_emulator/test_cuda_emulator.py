@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import _cuda
-from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, build, unavailable_reason
-
-pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
+from tests.cuda_emulator import SCHEDULES, Emulator, EmulatorError, build
 
 OVERRUNS = ("READ_AFTER", "WRITE_AFTER", "WRITE_BEFORE", "WRITE_INTO_CANARY")
 KERNELS = _cuda.Source(

@@ -8,11 +8,9 @@ import pytest
 from bertcore.kernels import _cuda
 from bertcore.kernels.layer_norm import cuda as layer_norm_cuda
 from bertcore.kernels.linear import cuda as linear_cuda
-from tests.cuda_emulator import Emulator, EmulatorError, unavailable_reason
+from tests.cuda_emulator import Emulator, EmulatorError
 from tests.kernels.cuda_support import batch_invariance
 from tests.refusals import refuses
-
-pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 BARRIER = "which thread .* (wrote|read), with no barrier between"
 COPY = "to which a cp.async of thread .* is under way"

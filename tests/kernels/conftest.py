@@ -1,3 +1,3 @@
 """Fixtures of the kernels' tests."""
 
-from tests.kernels.cuda_support import cuda, dtype, gpu  # noqa: F401
+from tests.kernels.cuda_support import cuda, dtype, gpu, place  # noqa: F401

@@ -7,7 +7,9 @@ In the emulator `run` calls the launcher under three schedules and requires the 
 on the order of the warps is a race. (Our kernels use no floating-point atomics.)
 """
 
+from collections.abc import Callable
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -32,9 +34,6 @@ class EmulatorTarget:
     """Runs launchers in the emulator; `launches` are those of the last `run` (see cuda_emulator's Launch)."""
 
     def __init__(self, arch=80):
-        reason = cuda_emulator.unavailable_reason()
-        if reason is not None:
-            pytest.skip(f"the CUDA emulator cannot be built: {reason}")
         self.arch = arch
         self.launches = []
 
@@ -99,12 +98,30 @@ def cuda(request):
     return GPUTarget() if request.param == "gpu" else EmulatorTarget()
 
 
+class Place(NamedTuple):
+    """A backend, and functions that copy an array to where it computes and back."""
+
+    backend: str
+    to: Callable = np.array
+    back: Callable = np.asarray
+
+
+@pytest.fixture(params=["numpy", "numba", "cupy"])
+def place(request):
+    """Each backend; the emulator computes CuPy's."""
+    from tests.cuda_emulator.driverless import driverless
+
+    if request.param != "cupy":
+        yield Place(request.param)
+        return
+    with driverless():
+        yield Place("cupy", to_gpu, lambda array: array.get())
+
+
 @pytest.fixture
 def gpu():
     """Two GPUs without a driver, the first of them the current one; kernels compute nothing."""
-    from tests.cuda_emulator.driverless import driverless, unavailable_reason
+    from tests.cuda_emulator.driverless import driverless
 
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
     with driverless(emulated=False) as gpu:
         yield gpu

@@ -47,9 +47,13 @@ def layer_norm(input, weight=None, bias=None, eps=0.0, residual=None):
     return normalised * (1 if weight is None else weight) + (0 if bias is None else bias)
 
 
-def dropout_layer_norm(input, residual, weight=None, bias=None, eps=0.0, *, p, seed):
+def dropout(input, p, seed, residual=None):
     is_kept = random_bits(seed, np.zeros(1), input.size).reshape(input.shape) >= p * 2**32
-    return layer_norm(np.where(is_kept, input / (1 - p), 0) + residual, weight, bias, eps)
+    return np.where(is_kept, input / (1 - p), 0) + (0 if residual is None else residual)
+
+
+def dropout_layer_norm(input, residual, weight=None, bias=None, eps=0.0, *, p, seed):
+    return layer_norm(dropout(input, p, seed, residual), weight, bias, eps)
 
 
 def rms_norm(input, weight=None, eps=0.0, residual=None):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from tests.cuda_emulator.driverless import driverless, host, unavailable_reason
+from tests.cuda_emulator.driverless import driverless, host
 from tests.refusals import refuses
 
 from .cuda_support import batch_invariance
@@ -38,7 +38,6 @@ def test_the_environment_is_checked_with_or_without_a_gpu(value, said):
 
 
 @pytest.mark.slow  # attention's tiles compiled for the emulator
-@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_attention(dtype):
     """Its tiles are chosen by how much there is to do and how large the GPU is."""

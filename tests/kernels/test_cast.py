@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore.kernels import cast
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.driverless import driverless
 from tests.kernels.arrays import normal, to_gpu
 from tests.refusals import refuses
 
@@ -36,10 +36,6 @@ def test_bits_of_astype(cpu_backend, dtype):
     cast([], [], backend=cpu_backend)
 
 
-has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
-
-
-@has_emulator
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda(dtype):
     arrays = arrays_of()
@@ -63,7 +59,6 @@ def test_cuda(dtype):
             assert [output.get().tobytes() for output in outputs] == expected(arrays, dtype)
 
 
-@has_emulator
 def test_the_table_of_addresses_is_sent_once_while_they_stay():
     with driverless() as gpu:
         arrays, outputs = ([to_gpu(np.full(5, value, dtype)) for value in (1, 2)] for dtype in (np.float32, np.float16))
@@ -84,7 +79,6 @@ def test_the_table_of_addresses_is_sent_once_while_they_stay():
         assert (outputs[0].get() == 1).all() and (outputs[1].get() == 3).all()
 
 
-@has_emulator
 def test_cuda_rounds_float32_to_sixteen_bits():
     with driverless(emulated=False):
         arrays = {name: to_gpu(np.ones(3, name)) for name in ("float16", "float32")}

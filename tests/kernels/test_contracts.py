@@ -48,21 +48,30 @@ def test_attention_returns_what_is_asked_for():
     assert [array.shape for array in packed] == [(7, 4, 8), (4, 7, 2), (2, 4, 4, 4)]
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("shape, offsets", [((7, 3, 4, 8), OFFSETS), ((2, 3, 4, 5, 8), None), ((0, 3, 4, 8), [0, 0])])
-def test_attention_writes_gradients_where_out_says(backend, shape, offsets):
-    joined, given = f32(*shape), np.full(shape, np.nan, np.float32)
-    arrays, out = ([each[:, index] for index in range(3)] for each in (joined, given))
-    relative = kernels.RelativePositions(np.arange(5), position_key=f32(5, 4, 8), position_query=f32(5, 4, 8))
-    options = {"cu_seqlens": None if offsets is None else np.array(offsets), "relative": relative, "backend": backend}
-    output, saved = kernels.attention(*arrays, save=True, **options)
+@pytest.mark.parametrize("heads_k", [4, 2])
+@pytest.mark.parametrize("shape, keys, offsets", [
+    ((7, 4, 8), (7, 8), OFFSETS),
+    ((0, 4, 8), (0, 8), [0, 0]),
+    ((2, 4, 5, 8), (2, 5, 8), None),
+    ((2, 4, 5, 8), (2, 0, 8), None),
+])  # fmt: skip
+def test_attention_writes_gradients_where_out_says(place, heads_k, shape, keys, offsets):
+    """In views of larger arrays, of which the rest stays."""
+    backend, to, back = place
+    shapes = [shape, *[(keys[0], heads_k, *keys[1:])] * 2]
+    whole = [to(np.full((first, heads + 1, *others), 7, np.float32)) for first, heads, *others in shapes]
+    relative = kernels.RelativePositions(to(np.arange(5)), *(to(f32(5, 4, 8)) for _ in range(2)))
+    options = {"cu_seqlens": None if offsets is None else to(np.array(offsets)), "relative": relative}
+    output, saved = kernels.attention(*(to(f32(*it)) for it in shapes), save=True, backend=backend, **options)
     expected, found = (
-        kernels.attention_backward(output, saved, out=targets, backend=backend) for targets in (None, tuple(out))
+        kernels.attention_backward(output, saved, out=out, backend=backend)
+        for out in (None, tuple(array[:, 1:] for array in whole))
     )
-    for own, wanted, target in zip(found[:3], expected[:3], out, strict=True):
-        np.testing.assert_array_equal(target, wanted)
-        assert own.__array_interface__["data"] == target.__array_interface__["data"]
-    np.testing.assert_array_equal(found.relative.position_key, expected.relative.position_key)
+    for own, wanted, array in zip(found[:3], expected[:3], map(back, whole), strict=True):
+        assert (array[:, 0] == 7).all()
+        for gradient in (array[:, 1:], back(own)):
+            np.testing.assert_array_equal(gradient, back(wanted))
+    np.testing.assert_array_equal(*(back(it.relative.position_key) for it in (found, expected)))
 
 
 def test_the_gradient_of_a_bias_has_its_own_shape():
@@ -235,7 +244,7 @@ WRONG_DTYPES = {"f": (">f4", "c8", "i8"), "i": ("f4", "c8", "?"), "b": ("i8", "c
 
 
 def wrong_dtypes(array):
-    return [array.astype(dtype) for dtype in WRONG_DTYPES[array.dtype.kind]]
+    return [np.zeros(array.shape, dtype) for dtype in WRONG_DTYPES[array.dtype.kind]]
 
 
 def longer(array):
@@ -252,8 +261,9 @@ def test_dtypes_and_shapes_of_arrays(operation, given):
     """Arrays are of their kind, floats all of one dtype, and each but the first shares an axis with another."""
 
     def call(name, value):
-        arguments = public_arguments(given | {name: value})
-        return getattr(kernels, operation)(**arguments | ({name: value} if name in arguments else {}))
+        right = public_arguments(given)
+        changed = right | {name: value} if name in right else public_arguments(given | {name: value})
+        return getattr(kernels, operation)(**changed)
 
     arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
     floats = [name for name, array in arrays.items() if array.dtype.kind == "f"]

@@ -14,7 +14,7 @@ from bertcore import kernels
 from bertcore.kernels import _cuda
 from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
-from tests.cuda_emulator import Emulator, unavailable_reason
+from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
 from tests.processes import in_threads
 from tests.tolerances import assert_close
@@ -25,8 +25,6 @@ from .strategies import normal
 
 @pytest.fixture(autouse=True)
 def runtime():
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
     with _cuda.use_runtime(Emulator()) as runtime:
         yield runtime
 

@@ -18,7 +18,6 @@ from bertcore.kernels.attention import cuda as attention_cuda
 from bertcore.kernels.attention.cuda import relative as relative_cuda
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
-from tests.cuda_emulator.driverless import unavailable_reason as no_driverless
 from tests.kernels.arrays import to_gpu, with_layout
 from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
 from tests.kernels.cuda_support import EmulatorTarget, wide
@@ -27,7 +26,6 @@ from tests.tolerances import assert_close
 SHARED_LIMIT = {75: 64 << 10, 80: 163 << 10, 86: 99 << 10, 90: 227 << 10}  # CUDA C++ Programming Guide
 FLOAT16, BFLOAT16, FLOAT32 = np.float16, ml_dtypes.bfloat16, np.float32
 SLOW = pytest.mark.slow
-needs_driverless = pytest.mark.skipif(no_driverless() is not None, reason=str(no_driverless()))
 
 
 # The two half precisions share their code; the conformance cases have the other one by default.
@@ -246,7 +244,6 @@ def test_a_window_has_the_same_bits_whatever_the_queries_are(cuda, dtype):
 
 
 @pytest.mark.parametrize("name", ["position_key", "position_query", "position_bias"])
-@needs_driverless
 def test_unknown_rows_are_not_read(dtype, name):
     """On a GPU the values of distance_rows are not checked: an unknown row counts as zeros."""
     given = packed(dtype, FEW, FEW_K, head_dim=16, form="biases by distance" if name == "position_bias" else name)
@@ -257,7 +254,6 @@ def test_unknown_rows_are_not_read(dtype, name):
         assert_close(computed_on_gpu(given), expected)
 
 
-@needs_driverless
 def test_the_stride_of_a_single_key(dtype):
     """An axis of size 1 may have any stride: memory beyond the key is not read."""
     given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}

@@ -7,13 +7,11 @@ from itertools import cycle, product
 
 import pytest
 
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.driverless import driverless
 from tests.kernels.arrays import DTYPES, LAYOUTS
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, assert_conforms, on_disk, results
 from tests.kernels.cuda_support import batch_invariance
-
-pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
 def marks_of(operation, dtype):

@@ -13,12 +13,10 @@ from bench.ops.cases import OPS, cases
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.kernels import adam_update, cast, checks
 from bertcore.training import LAMB, AdamW, clip_grad_norm
-from tests.cuda_emulator.driverless import OtherDevice, driverless, unavailable_reason
+from tests.cuda_emulator.driverless import OtherDevice, driverless
 from tests.kernels.arrays import DTYPES, to_gpu
 from tests.refusals import refuses
 from tests.tiny_families import runnable, tiny_config
-
-pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
 def devices(arrays):

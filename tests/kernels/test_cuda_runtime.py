@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bertcore.kernels import _cuda
 from bertcore.kernels._cuda.capture import ALIGNMENT, Arena, Lifetimes
 from tests.cuda_emulator import EmulatorError
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.driverless import driverless
 from tests.cuda_emulator.streams import CaptureError
 from tests.refusals import refuses
 
@@ -142,8 +142,6 @@ def test_no_launcher_imports_cupy():
 
 @given(st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 6)), min_size=1, max_size=40))
 def test_arrays_that_live_at_once_stand_apart(sizes):
-    if unavailable_reason() is not None:
-        pytest.skip(unavailable_reason())
     with driverless(emulated=False):
         lifetimes = Lifetimes()
         ends = _allocate(lifetimes.allocate, sizes)

@@ -1,13 +1,10 @@
 """Gradients of weights and biases beside arrays of 16 bits need not be rounded to these: dtype="float32"."""
 
-from contextlib import nullcontext
-
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
-from tests.kernels.arrays import backward, normal, to_gpu
+from tests.kernels.arrays import backward, normal
 from tests.tolerances import assert_close
 
 WIDTH = 64
@@ -18,20 +15,18 @@ CALLS = {  # each gives the gradients of weight and bias
         "dropout_layer_norm", x, x, x, line, line, p=0.3, seed=5, **options
     )[2:],
 }
-has_emulator = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 
-@pytest.mark.parametrize("backend", ["numpy", pytest.param("cupy", marks=has_emulator)])
+@pytest.mark.parametrize("place", ["numpy", "cupy"], indirect=True)
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
 @pytest.mark.parametrize("name", CALLS)
-def test_sums_that_are_not_rounded(name, dtype, backend):
+def test_sums_that_are_not_rounded(name, dtype, place):
     arrays = [normal(number, shape).astype(dtype) for number, shape in enumerate([(39, WIDTH), (WIDTH, WIDTH), WIDTH])]
     exact = CALLS[name](*(array.astype(np.float64) for array in arrays), backend="numpy")
-    with driverless() if backend == "cupy" else nullcontext():
-        given = list(map(to_gpu, arrays)) if backend == "cupy" else arrays
-        whole, rounded = (CALLS[name](*given, dtype=each, backend=backend) for each in ("float32", None))
-        if backend == "cupy":
-            whole, rounded = ([array.get() for array in some] for some in (whole, rounded))
+    given = list(map(place.to, arrays))
+    whole, rounded = (
+        map(place.back, CALLS[name](*given, dtype=each, backend=place.backend)) for each in ("float32", None)
+    )
     for found, low, expected in zip(whole, rounded, exact, strict=True):
         assert (found.dtype, low.dtype) == (np.float32, dtype)
         assert_close(found, expected, at_least=1)

@@ -122,14 +122,8 @@ def test_rotary_in_place_keeps_the_input_of_a_program():
 def test_any_number_of_threads(count, monkeypatch):
     block, (x, cu_seqlens) = Block(64, 160, 4, "int8"), packed([100, 39], 64)
     expected = block(x, cu_seqlens)
-    monkeypatch.setattr(threads, "thread_count", lambda: kernels_threads(count))
+    monkeypatch.setattr(threads, "thread_count", lambda: kernels.threads.ThreadCount(count, "test"))
     np.testing.assert_array_equal(block(Program().enter(x), cu_seqlens).result(), expected)
-
-
-def kernels_threads(count):
-    from bertcore.kernels.threads import ThreadCount
-
-    return ThreadCount(count, "test")
 
 
 def test_memory_reuse():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
-from tests.cuda_emulator.driverless import driverless, unavailable_reason
+from tests.cuda_emulator.driverless import driverless
 from tests.kernels.arrays import backward, to_gpu, with_layout
 from tests.kernels.strategies import normal
 from tests.tolerances import assert_close
@@ -79,7 +79,6 @@ def test_scalings():
     np.testing.assert_array_equal(*(kernels.rotary_tables(9, 2, **more) for more in ({}, dynamic)))
 
 
-@pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 def test_in_place_on_a_gpu_whatever_the_memory():
     joined, tables = normal(1, (10, 4, 20), np.float32), kernels.rotary_tables(10, 16)
     expected = kernels.rotary(joined, *tables, backend="numpy")

@@ -98,7 +98,7 @@ def cases(operation, wanted):
     return [case for case in CASES[operation].values() if wanted(case)]
 
 
-OPERATIONS = [name for name in CASES if name not in ("attention", "dropout")]
+OPERATIONS = [name for name in CASES if name != "attention"]
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 
 
