@@ -79,22 +79,6 @@ def test_only_the_last_batch_of_an_epoch_is_left_out():
     assert len(list(chain(*numbers(batches)))) >= 1000 - 3
 
 
-def test_examples_are_fetched_when_their_batch_is():
-    fetched = []
-
-    class Dataset:
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            fetched.append(index)
-            return EXAMPLES[index]
-
-    made = Batches(Dataset(), batch_size=5).epoch(0, skip=3)
-    next(made)
-    assert len(fetched) == 5
-
-
 def test_a_long_stream_is_shuffled_within_a_part():
     dataset = ({"input_ids": [index]} for index in range(3 * SHUFFLED))
     order = np.array(list(chain(*numbers(Batches(dataset, batch_size=64)))))

@@ -92,14 +92,11 @@ def test_a_sum_adds_losses_and_gradients():
 
 
 def test_masked_words_and_a_loss_of_the_callers_own():
-    model = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64")
-    texts = {"input_ids": IDS[:, 0], "labels": np.where(IDS[:, 0] % 3, -100, IDS[:, 0])}
-    target = {"wanted": np.random.default_rng(1).normal(size=(4, 6, 39))}
-    words, own = MaskedLM(), custom()
-    total = words + own
+    model, words, own = AutoModelForMaskedLM.from_config(CONFIG, dtype="float64"), MaskedLM(), custom()
+    batch, total = TEXTS | WANTED, words + own
     assert total.model_class == (own + words).model_class == "AutoModelForMaskedLM"
-    assert total.weight(texts | target) == (texts["labels"] != -100).sum()
-    check_sum(total, model, texts | target, [(words, texts), (own, texts | target)])
+    assert total.weight(batch) == (WORDS != IGNORED).sum()
+    check_sum(total, model, batch, [(words, TEXTS), (own, batch)])
 
 
 def test_a_sum_goes_through_its_batch_as_its_parts_do():
