@@ -316,6 +316,10 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
     (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
     (TypeError, "teacher_model is NoneType, expected an encoder", "MSE", (TWO, TWO, None), {}),
+    (TypeError, "teacher_model is str, expected an encoder", "MSE", (TWO, TWO, "folder"), {}),
+    (TypeError, "main_score_function is 3, expected a function", "Sequential", ([len], 3), {}),
+    *((TypeError, "combinations has .*, expected pairs of lang", "MSEEvaluatorFromDataFrame", ([], ENCODES, some), {})
+      for some in (None, "ende", ["en"], [("en", "de", "fr")], [3], ("en", "de"))),
     (TypeError, "print_wrong_matches is 'no'", "Translation", (TWO, TWO), {"print_wrong_matches": "no"}),
     (TypeError, r"evaluators\[0\] is str, expected an evaluator", "Sequential", (["a"],), {}),
     (TypeError, "evaluators is dict, expected a list", "Sequential", ({"a": len},), {}),
@@ -350,6 +354,11 @@ def test_a_table_of_translations_may_lack_some(encoder):
     frame = pytest.importorskip("pandas").DataFrame(rows)
     made = [evaluation.MSEEvaluatorFromDataFrame(each, encoder, [("en", "de")]) for each in (rows[:1], rows, frame)]
     assert len({each(encoder)["negative_mse"] for each in made}) == 1
+
+
+@pytest.mark.parametrize("model", [None, "folder", 3])
+def test_models_are_encoders(model):
+    refuses(TypeError, "model is .*, expected an encoder", TripletEvaluator(["a"], ["b"], ["c"]), model)
 
 
 def test_an_evaluator_without_metrics_is_refused(encoder):

@@ -56,6 +56,8 @@ class Evaluator(Described):
             output_path: folder of the table of results; a row is appended.
             epoch, steps: the progress of training, for the table.
         """
+        if isinstance(model, str) or not any(hasattr(model, name) for name in ("encode", "encode_query", "predict")):
+            raise TypeError(f"model is {type(model).__name__}, expected an encoder")
         found, primary = self.metrics(model)
         start = f"{self.name}_" if self.name else ""
         self.primary_metric = start + primary
@@ -104,6 +106,8 @@ class SequentialEvaluator(Evaluator):
         super().__init__()
         if isinstance(evaluators, str | Mapping) or not isinstance(evaluators, Iterable):
             raise TypeError(f"evaluators is {type(evaluators).__name__}, expected a list of evaluators")
+        if not callable(main_score_function):
+            raise TypeError(f"main_score_function is {main_score_function!r:.60}, expected a function")
         self.evaluators, self.main_score_function = list(evaluators), main_score_function
         if not self.evaluators:
             raise ValueError("evaluators is empty, expected at least one")

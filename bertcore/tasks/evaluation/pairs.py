@@ -245,7 +245,11 @@ class MSEEvaluatorFromDataFrame(MSEEvaluator):
         Evaluator.__init__(self, batch_size=batch_size, **options)
         rows, encode = _records(dataframe), _encode_of(teacher_model)
         self.data: dict[str, tuple[Any, list[str]]] = {}
-        for source, target in combinations:
+        is_list = isinstance(combinations, Iterable) and not isinstance(combinations, str)
+        for pair in combinations if is_list else [combinations]:
+            if not isinstance(pair, list | tuple) or len(pair) != 2:
+                raise TypeError(f"combinations has {pair!r:.60}, expected pairs of languages, (source, target)")
+            source, target = pair
             given = ([_text_in(row, number, name) for name in (source, target)] for number, row in enumerate(rows))
             pairs = [pair for pair in given if all(text.strip() for text in pair)]
             if not pairs:
@@ -334,7 +338,7 @@ class LabelAccuracyEvaluator(Evaluator):
 
 
 def _encode_of(teacher: Any) -> Callable[..., Any]:
-    if not callable(getattr(teacher, "encode", None)):
+    if isinstance(teacher, str) or not callable(getattr(teacher, "encode", None)):
         raise TypeError(f"teacher_model is {type(teacher).__name__}, expected an encoder")
     return teacher.encode
 
