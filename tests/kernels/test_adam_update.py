@@ -59,7 +59,7 @@ def test_cuda(rule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_the_scale_of_gradients(place, rule):
-    """As if they were multiplied before; a step is left out whose scale is not finite."""
+    """The same bits as scaled gradients give; a step whose scale is not finite changes nothing."""
     states = [[place.to(array) for array in arrays((131, 97), np.float32)] for _ in range(2)]
     for step, scale in enumerate(np.float32([0.37, np.inf, 0.37, np.nan]), 1):
         grad = normal(step, (131, 97)).astype(np.float32)

@@ -56,7 +56,7 @@ def test_attention_returns_what_is_asked_for():
     ((2, 4, 5, 8), (2, 0, 8), None),
 ])  # fmt: skip
 def test_attention_writes_gradients_where_out_says(place, heads_k, shape, keys, offsets):
-    """In views of larger arrays, of which the rest stays."""
+    """The targets are views of larger arrays; the rest of these stays."""
     backend, to, back = place
     shapes = [shape, *[(keys[0], heads_k, *keys[1:])] * 2]
     whole = [to(np.full((first, heads + 1, *others), 7, np.float32)) for first, heads, *others in shapes]
