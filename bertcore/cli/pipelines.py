@@ -8,17 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bertcore.arguments import printable
-from bertcore.cli.inputs import (
-    Output,
-    PairsCommand,
-    Reading,
-    TextsCommand,
-    Truncation,
-    aligned,
-    input_stream,
-    model_folder,
-    output_stream,
-)
+from bertcore.cli import inputs
+from bertcore.cli.inputs import Output, PairsCommand, Reading, TextsCommand, Truncation, model_folder
 from bertcore.cli.options import CommandError, File, LiteralText, Positive, Seed
 
 ENTITY_TASKS = {
@@ -60,7 +51,7 @@ class Pipeline(TextsCommand, Reading, Output):
         """Load a pipeline, and write its answer to each of `read(inputs)`: as JSON, or as `show` formats it."""
         with contextlib.ExitStack() as stack:
             items = read(stack.enter_context(self.inputs()))
-            output = stack.enter_context(output_stream(self.output, seekable=False))
+            output = stack.enter_context(inputs.output_stream(self.output, seekable=False))
             stack.enter_context(self.chosen_backend())
             for answer in load()(items, **options):
                 line = json.dumps(answer, ensure_ascii=False) if self.json else show(answer)
@@ -90,7 +81,7 @@ def records(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:
     """Return rows of words with aligned columns, "-" for none."""
-    return aligned(list(rows)) or "-"
+    return inputs.aligned(list(rows)) or "-"
 
 
 class Answer(Pipeline):
@@ -132,7 +123,7 @@ class Answer(Pipeline):
 def _whole_text(path: str) -> str:
     from bertcore.tasks.texts import LONGEST_LINE
 
-    with input_stream(path) as (stream, name):
+    with inputs.input_stream(path) as (stream, name):
         try:
             if len(found := stream.read(LONGEST_LINE + 1)) > LONGEST_LINE:
                 raise CommandError(f"{name} has more than {LONGEST_LINE} bytes, expected one text")

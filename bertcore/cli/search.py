@@ -13,15 +13,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import bertcore
-from bertcore.cli.inputs import (
-    Reading,
-    TextsCommand,
-    check_one_source,
-    model_digest,
-    model_folder,
-    output_stream,
-    texts_from,
-)
+from bertcore.cli import inputs
+from bertcore.cli.inputs import Reading, TextsCommand, model_folder
 from bertcore.cli.options import CommandError, File, LiteralText, Positive
 
 DIGEST = "model_sha256"  # of the metadata of an index
@@ -42,7 +35,7 @@ class Corpus(Reading):
 
     def lines(self, stack: contextlib.ExitStack) -> Iterator[str]:
         """Return the texts of the corpus as they come, while `stack` is open; CommandError if there are none."""
-        lines, name = stack.enter_context(texts_from(self.corpus, self.text, "CORPUS"))
+        lines, name = stack.enter_context(inputs.texts_from(self.corpus, self.text, "CORPUS"))
         first = next(lines, None)
         if first is None:
             raise CommandError(f"{name} holds no texts")
@@ -82,7 +75,7 @@ class Index(Corpus):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_one_source(self.corpus, self.text, name="CORPUS")
+        inputs.check_one_source(self.corpus, self.text, name="CORPUS")
 
     def run(self) -> None:
         folder = model_folder(self.model)
@@ -98,7 +91,7 @@ class Index(Corpus):
                 options: dict[str, Any] = {"precision": self.precision or "float32"}
                 if self.rescore_precision:
                     options["rescore_precision"] = None if self.rescore_precision == "none" else self.rescore_precision
-                options["metadata"] = {"model": Path(folder).name, DIGEST: model_digest(folder)}
+                options["metadata"] = {"model": Path(folder).name, DIGEST: inputs.model_digest(folder)}
                 options["similarity"] = encoder.similarity_fn_name
                 index = bertcore.VectorIndex.build(self.output, rows, texts=texts, **options)
         speed = f"{(len(index) - before) / (time.perf_counter() - started):,.0f} texts a second"
@@ -121,7 +114,7 @@ def dense_encoder(folder: Path, command: Reading) -> Any:
 def opened_index(path: str, model: Path) -> Any:
     """Return the index in a folder; CommandError if another model has made it."""
     index = bertcore.VectorIndex(path)
-    if index.metadata.get(DIGEST) not in (None, model_digest(model)):
+    if index.metadata.get(DIGEST) not in (None, inputs.model_digest(model)):
         made_by = index.metadata.get("model", "another")
         raise CommandError(f"{path} was made by the model {made_by}, whose files are others, expected the same model")
     return index
@@ -191,7 +184,7 @@ class Search(Corpus):
             if self.query == "-":
                 raise CommandError("QUERY is '-', expected a text: only files are read from standard input")
         if not self.index:
-            check_one_source(self.corpus, self.text, name="CORPUS")
+            inputs.check_one_source(self.corpus, self.text, name="CORPUS")
         elif self.text or self.corpus:
             raise CommandError(f"{'--text' if self.text else 'CORPUS'} and --index are both given, expected one")
         if (self.query is None) == (self.queries is None):
@@ -212,14 +205,14 @@ class Search(Corpus):
             trained = "bertcore finetune --task late-interaction"
             raise CommandError(f"{self.model} has no map to token vectors, expected a model trained by {trained}")
         with contextlib.ExitStack() as stack:
-            output = stack.enter_context(output_stream("-", seekable=False))
+            output = stack.enter_context(inputs.output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
             indices = [opened_index(each, folder) for each in self.index]
             loaded = functools.partial(ENCODERS[kind], folder, **self.loading_options(kind == "late"))
             encoder = dense_encoder(folder, self) if indices else loaded()
             queries = [self.query]
             if self.queries is not None:
-                queries = list(stack.enter_context(texts_from(self.queries, argument="--queries"))[0])
+                queries = list(stack.enter_context(inputs.texts_from(self.queries, argument="--queries"))[0])
             if indices:
                 rows = encoder.encode_query(queries, **self.reading_options())
                 options = {"top_k": self.top_k, "rescore_multiplier": self.rescore_multiplier}
@@ -289,7 +282,7 @@ class Rerank(TextsCommand, Reading):
             raise CommandError(f"{self.model} is a {kind} encoder, expected a cross-encoder or a late-interaction one")
         with contextlib.ExitStack() as stack:
             lines, _ = stack.enter_context(self.texts())
-            output = stack.enter_context(output_stream("-", seekable=False))
+            output = stack.enter_context(inputs.output_stream("-", seekable=False))
             stack.enter_context(self.chosen_backend())
             if is_late:
                 encoder = bertcore.MultiVectorEncoder(folder, **self.loading_options(is_late))

@@ -8,17 +8,8 @@ import numpy as np
 
 from bertcore.arguments import required
 from bertcore.checkpoint.files import naming, sync, temporary_beside
+from bertcore.formats import gguf_model
 from bertcore.formats.gguf_file import BLOCK, quantized, write_gguf
-from bertcore.formats.gguf_model import (
-    ARCHITECTURES,
-    POOLINGS,
-    RANK,
-    WRITTEN_HEADS,
-    parts_of,
-    split_name,
-    tensor_name,
-    written_as,
-)
 from bertcore.formats.gguf_tokenizer import tokenizer_metadata
 from bertcore.formats.onnx_operations import MASKED, Graph
 from bertcore.kernels import rotary_tables
@@ -51,7 +42,7 @@ def export_gguf(folder: Path, target: Path, precision: str = "q8_0") -> None:
     if kind not in ("dense", "classifier"):
         raise ValueError(f"{folder} is a {kind} encoder, expected one of texts to vectors, or a reranker")
     encoder: Any = (CrossEncoder if kind == "classifier" else SentenceEncoder)(folder, dtype="float32")
-    pooling = RANK if kind == "classifier" else _pooling(encoder)
+    pooling = gguf_model.RANK if kind == "classifier" else _pooling(encoder)
     model = encoder.model
     metadata = _metadata(folder, model, pooling, precision) | tokenizer_metadata(
         encoder.tokenizer, model.spec.vocab_size, model.spec.type_vocab_size
@@ -66,7 +57,7 @@ def export_gguf(folder: Path, target: Path, precision: str = "q8_0") -> None:
 
 def _pooling(encoder: SentenceEncoder) -> int:
     settings = encoder.settings
-    kinds = {mode: number for number, mode in POOLINGS.items()}
+    kinds = {mode: number for number, mode in gguf_model.POOLINGS.items()}
     if settings.is_static or settings.maps or len(settings.pooling) != 1 or settings.pooling[0] not in kinds:
         found = [*settings.pooling, *(module.kind for module in settings.maps)]
         raise ValueError(f"the encoder pools by {', '.join(found)}, expected one of {', '.join(kinds)} alone")
@@ -75,8 +66,8 @@ def _pooling(encoder: SentenceEncoder) -> int:
 
 def _metadata(folder: Path, model: Any, pooling: int, precision: str) -> dict[str, Any]:
     spec, layer = model.spec, model.spec.layers[0]
-    name = written_as(model.family, spec)
-    architecture = ARCHITECTURES[name]
+    name = gguf_model.written_as(model.family, spec)
+    architecture = gguf_model.ARCHITECTURES[name]
     settings = {
         "block_count": spec.num_layers,
         "context_length": spec.longest_sequence,
@@ -88,7 +79,7 @@ def _metadata(folder: Path, model: Any, pooling: int, precision: str) -> dict[st
         "pooling_type": pooling,
         **architecture.settings(spec),
     }
-    if pooling == RANK:
+    if pooling == gguf_model.RANK:
         settings["classifier.output_labels"] = list(model.config.id2label.values())
     return {
         "general.architecture": name,
@@ -102,12 +93,12 @@ def _metadata(folder: Path, model: Any, pooling: int, precision: str) -> dict[st
 def _named(model: Any, pooling: int) -> dict[str, Array]:
     """Return the model's tensors by GGUF's names. ValueError for one that it has no name for."""
     spec, family, rules = model.spec, model.family, model.family.name_rules
-    parts, found = parts_of(family, spec), {}
-    architecture = ARCHITECTURES[written_as(family, spec)]
-    own = WRITTEN_HEADS.get(family.model_type, architecture.heads)
-    heads = {name: to for to, name in own.items()} if pooling == RANK else {}
+    parts, found = gguf_model.parts_of(family, spec), {}
+    architecture = gguf_model.ARCHITECTURES[gguf_model.written_as(family, spec)]
+    own = gguf_model.WRITTEN_HEADS.get(family.model_type, architecture.heads)
+    heads = {name: to for to, name in own.items()} if pooling == gguf_model.RANK else {}
     for name, array in (pair for parameter in model.parameters() for pair in parameter.tensors()):
-        module, end = split_name(rules.without_prefix(name), parts)
+        module, end = gguf_model.split_name(rules.without_prefix(name), parts)
         if module in heads:
             found[heads[module] + end] = array
             continue
@@ -123,7 +114,7 @@ def _named(model: Any, pooling: int) -> dict[str, Array]:
         if part.startswith("experts_"):
             array = array.reshape(spec.details.experts, -1, spec.hidden_size)
             array = array.transpose(0, 2, 1) if part == "experts_contract" else array
-        found[tensor_name(part, layer, spec.layers[layer or 0].norm_first) + (end or ".weight")] = array
+        found[gguf_model.tensor_name(part, layer, spec.layers[layer or 0].norm_first) + (end or ".weight")] = array
     return found
 
 
