@@ -78,6 +78,11 @@ def gradients(backend, given, names=(), *arrays):
     return (*found, *terms)
 
 
+def computed_gradients(cuda, given):
+    arrays = {name: it for name, it in given.items() if isinstance(it, np.ndarray)}
+    return cuda.run(functools.partial(gradients, "cupy", given, tuple(arrays)), *arrays.values())
+
+
 def check_gradients(cuda, given):
     """Compare all gradients with the definition's, by what its forward keeps."""
     dtype = given["query"].dtype
@@ -85,9 +90,7 @@ def check_gradients(cuda, given):
     given = given | {"grad": normal(9, *given["query"].shape, dtype=dtype)}
     expected = gradients("numpy", {name: wide(it) for name, it in given.items()})
     given |= {"output": output.astype(dtype), "lse": lse.astype(np.float32)}
-    arrays = {name: it for name, it in given.items() if isinstance(it, np.ndarray)}
-    found = cuda.run(functools.partial(gradients, "cupy", given, tuple(arrays)), *arrays.values())
-    for index, (one, other) in enumerate(zip(found, expected, strict=True)):
+    for index, (one, other) in enumerate(zip(computed_gradients(cuda, given), expected, strict=True)):
         assert (one is None) == (other is None), index
         if other is not None:
             assert_close(one, other, name=f"gradient {index}", at_least=1, factor=3)
@@ -313,6 +316,7 @@ def test_scores_in_the_thousands_keep_their_digits(cuda, dtype):
     np.testing.assert_array_equal(lse[..., 0], 3840 + above.max())
     tolerance = 2e-6 if dtype is FLOAT32 else 5e-5  # exponentials are of the scaled scores, far below a half's digits
     np.testing.assert_allclose(lse[..., 1], np.log(np.exp(above - above.max()).sum()), rtol=tolerance)
+    check_gradients(cuda, given | {"scale": 0.125})
 
 
 @pytest.mark.parametrize("head_dim, form, options, message", [
