@@ -22,15 +22,7 @@ from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
 from bertcore.training.arguments import TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import TrainerCallback
-from bertcore.training.data.batches import (
-    APART,
-    DATASET,
-    Batches,
-    DistinctBatches,
-    LabelledBatches,
-    MixedBatches,
-    Named,
-)
+from bertcore.training.data.batches import APART, DATASET, SAMPLERS, Batches, MixedBatches, Named
 from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, pairs_and_triplets, sparse
 from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import split_names
@@ -50,10 +42,6 @@ class MultiDatasetBatchSamplers:
     """The values of `multi_dataset_batch_sampler`."""
 
     PROPORTIONAL, ROUND_ROBIN = "proportional", "round_robin"
-
-
-SAMPLERS: dict[str, type[Batches]] = {"batch_sampler": Batches, "no_duplicates": DistinctBatches}
-SAMPLERS |= {"no_duplicates_hashed": DistinctBatches, "group_by_label": LabelledBatches}
 
 
 @dataclass(kw_only=True)

@@ -205,6 +205,11 @@ class LabelledBatches(Batches):
         yield from (batch for batch in super()._cut(turns, is_end=is_end) if len(batch) >= 4)
 
 
+# By their names in the settings of encoders' trainers.
+SAMPLERS: dict[str, type[Batches]] = {"batch_sampler": Batches, "no_duplicates": DistinctBatches}
+SAMPLERS |= {"no_duplicates_hashed": DistinctBatches, "group_by_label": LabelledBatches}
+
+
 class MixedBatches(Batches):
     """Batches of several datasets, each batch of one of them.
 
