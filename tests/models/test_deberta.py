@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 import bertcore
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    use_backend,
-    value_and_grad,
-)
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForMultipleChoice, use_backend, value_and_grad
 from bertcore.families.deberta.blocks import Disentanglement, PositionsOfPass, distance_rows
 from bertcore.passes import Pass
 from bertcore.tape import Tape
@@ -26,7 +18,7 @@ BASE = {"model_type": "deberta", "relative_attention": True, "position_biased_in
 
 def test_labels_may_be_probabilities():
     """Rows of certainty are classes; the gradient is that of finite differences."""
-    model = AutoModelForSequenceClassification.from_config(TINY | {"num_labels": 3}, dtype="float64")
+    model = bertcore.AutoModelForSequenceClassification.from_config(TINY | {"num_labels": 3}, dtype="float64")
     model, ids = drawn_anew(model), np.arange(8).reshape(2, 4)
     with use_backend("numpy"):
         certain = model(ids, labels=np.eye(3)[[2, 0]]).loss
@@ -172,7 +164,7 @@ def test_components_of_choices(cpu_backend):
 @pytest.mark.parametrize("groups", [1, 3])
 def test_gradients_through_the_convolution(groups):
     changes = {"conv_kernel_size": 3, "conv_groups": groups, "num_hidden_layers": 1, "num_labels": 2, **V3}
-    model = AutoModelForTokenClassification.from_config(V2_TINY | changes, dtype="float64")
+    model = bertcore.AutoModelForTokenClassification.from_config(V2_TINY | changes, dtype="float64")
     assert model.expected_tensors()["deberta.encoder.conv.conv.weight"] == (39, 39 // groups, 3)
     ids, mask = np.random.default_rng(0).integers(1, 40, (2, 6)), np.ones((2, 6), int)
     mask[0, 4:] = mask[1, 2] = 0

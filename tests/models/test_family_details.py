@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 import bertcore
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForTokenClassification,
-    use_backend,
-)
+from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoModelForPreTraining, use_backend
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.low_precision import quantize
 from tests.models.family_checks import check_loads, drawn_anew
@@ -38,7 +30,7 @@ def test_layers_of_a_group_are_one():
 LATER = ("nomic_bert", "gte", "jina_embeddings_v3")
 
 
-@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM, AutoModelForTokenClassification])
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM, bertcore.AutoModelForTokenClassification])
 @pytest.mark.parametrize("name", LATER)
 def test_names_of_transformers_own_modules(name, kind, tmp_path):
     """Files saved with save_original_format=False: query, key and value, and a gate, are tensors of their own."""
@@ -74,7 +66,7 @@ def test_files_of_transformers_own_modules(name, task, tmp_path):
 
 
 def test_targets_do_not_change_the_scores_of_left_padded_texts():
-    model = drawn_anew(AutoModelForQuestionAnswering.from_config(DISTILBERT))
+    model = drawn_anew(bertcore.AutoModelForQuestionAnswering.from_config(DISTILBERT))
     words = np.random.default_rng(0).integers(1, 40, (2, 6))
     padded = np.concatenate([np.zeros((2, 3), int), words], axis=1)
     targets = {"start_positions": [4, 3], "end_positions": [5, 8]}

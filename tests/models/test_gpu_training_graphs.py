@@ -14,14 +14,8 @@ import cupy
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    use_backend,
-    value_and_grad,
-    vjp,
-)
+import bertcore
+from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad, vjp
 from bertcore.lora import LoraConfig, get_peft_model
 from bertcore.passes import autocast
 from bertcore.training.optimizers import AdamW
@@ -99,7 +93,7 @@ def train_over(model, batches):
 def test_dropout(gpu, monkeypatch, name):
     """Each pass drops what it drops operation by operation, also behind the layers: XLNet's graphs draw a seed before
     the first layer, and what follows the last one draws the next."""
-    model = tiny_model(name, AutoModelForSequenceClassification, **RATES, dropout=0.2)
+    model = tiny_model(name, bertcore.AutoModelForSequenceClassification, **RATES, dropout=0.2)
     batches = [batch_of(lengths) | {"labels": [0, 1, 0, 1, 1]} for lengths in BATCHES[1:]]
     expected = by_operations(monkeypatch, lambda: train_over(model, batches))
     found = train_over(model, batches)

@@ -5,14 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    ReplacedTokenModel,
-    load_model,
-    use_backend,
-    value_and_grad,
-)
+import bertcore
+from bertcore import AutoModelForMaskedLM, ReplacedTokenModel, load_model, use_backend, value_and_grad
 from bertcore.checkpoint import CheckpointError
 from bertcore.checkpoint.weights import save_checkpoint
 from bertcore.families.deberta import DebertaForMaskedLM
@@ -78,9 +72,9 @@ def test_a_checkpoint_is_what_it_holds(name, own, tmp_path):
     assert any(array.startswith(own) for array in both)
     save_checkpoint(tmp_path / "v3", config, both)
     save_checkpoint(tmp_path / "v2", config, words.state_dict())
-    found = AutoModelForPreTraining.from_pretrained(tmp_path / "v3")
+    found = bertcore.AutoModelForPreTraining.from_pretrained(tmp_path / "v3")
     assert type(found) is Discriminator and not found.newly_initialised
-    assert type(AutoModelForPreTraining.from_pretrained(tmp_path / "v2")) is type(words)
+    assert type(bertcore.AutoModelForPreTraining.from_pretrained(tmp_path / "v2")) is type(words)
     assert type(AutoModelForMaskedLM.from_pretrained(tmp_path / "v3")) is type(words)
     found.save_pretrained(tmp_path / "saved")
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["architectures"][0].endswith("ForPreTraining")

@@ -3,14 +3,8 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+import bertcore
+from bertcore import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
 from tests.refusals import refuses
 from tests.tiny_bert import save_tiny_bert
 from tests.tiny_families import runnable, tiny_config
@@ -22,7 +16,7 @@ CONFIG = {
 IDS = [[2, 5, 38, 3]]
 
 
-@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification])
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM, bertcore.AutoModelForSequenceClassification])
 @pytest.mark.parametrize("count", [30, 39, 41])
 def test_old_rows_stay(kind, count, tmp_path):
     model = kind.from_config(CONFIG)

@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    set_num_threads,
-    value_and_grad,
-)
+import bertcore
+from bertcore import AutoModel, AutoModelForMaskedLM, set_num_threads, value_and_grad
 from bertcore.kernels import get_num_threads
 from tests.refusals import refuses
 from tests.slopes import assert_slope
@@ -41,7 +36,7 @@ def test_the_same_seed_drops_the_same(cpu_backend, cpu_dtype):
 @pytest.mark.parametrize("rate", [*RATES, None], ids=["hidden", "attention", "classifier", "none"])
 def test_each_rate_is_that_of_its_key(rate):
     rates = dict.fromkeys(RATES, 0.0) | ({} if rate is None else {rate: 0.5})
-    model = new_model(AutoModelForSequenceClassification, **rates)
+    model = new_model(bertcore.AutoModelForSequenceClassification, **rates)
     expected = model(IDS).logits
     assert (model.train()(IDS).logits != expected).any() == (rate is not None)
     np.testing.assert_array_equal(model.eval()(IDS).logits, expected)

@@ -3,16 +3,8 @@
 import numpy as np
 import pytest
 
-from bertcore import (
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForPreTraining,
-    AutoModelForSpanBoundary,
-    ReplacedTokenModel,
-    use_backend,
-    value_and_grad,
-)
+import bertcore
+from bertcore import AutoModel, AutoModelForMaskedLM, ReplacedTokenModel, use_backend, value_and_grad
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
@@ -162,14 +154,14 @@ def distillation():
     return Distillation(classifier(WIDE, seed=1), *terms, objective=Supervised(), objective_weight=2)
 
 
-PRETRAINING, LUKE = new(AutoModelForPreTraining), tiny_config("luke-base") | {"vocab_size": 75}
+PRETRAINING, LUKE = new(bertcore.AutoModelForPreTraining), tiny_config("luke-base") | {"vocab_size": 75}
 ELECTRA = tiny_config("electra-small-discriminator") | {"vocab_size": CONFIG["vocab_size"]}
 CASES = {  # objective, model, batch, numbers that the summands are means over
     "words": (MaskedLM, new(AutoModelForMaskedLM), TEXTS, 1),
     "words and pairs": (lambda: MaskedLM() + NextSentence(), PRETRAINING, TEXTS | PAIRS, 2),
     "words, and a custom loss": (lambda: MaskedLM() + custom(), new(AutoModelForMaskedLM), TEXTS | WANTED, 2),
     "all": (lambda: MaskedLM() + NextSentence() + custom(), PRETRAINING, TEXTS | PAIRS | WANTED, 3),
-    "boundaries": (SpanBoundary, new(AutoModelForSpanBoundary), TEXTS, 2),
+    "boundaries": (SpanBoundary, new(bertcore.AutoModelForSpanBoundary), TEXTS, 2),
     "entities": (EntityMaskedLM, new(AutoModelForMaskedLM, LUKE), TEXTS | ENTITIES, 2),
     "replaced": (ReplacedToken, new(ReplacedTokenModel, ELECTRA, embeddings="tied"), TEXTS | REPLACED, 2),
     "distilled": (distillation, classifier, TEXTS | {"labels": np.array([0, 1, IGNORED, 2, 1, 0])}, 3),
@@ -226,9 +218,9 @@ DOCUMENTS, RUNS_PAIRS = (
     list(zip(RUNS_TEXTS, RUNS_TEXTS[::-1], strict=True)),
 )
 RUNS = {  # objective, the class of its model, a config, documents
-    "masked words and pairs": (MaskedLM() + NextSentence(), AutoModelForPreTraining, CONFIG, DOCUMENTS),
-    "permutations": (PermutationLM(), AutoModelForCausalLM, tiny_config("xlnet-base-cased"), DOCUMENTS),
-    "span boundaries": (SpanBoundary(), AutoModelForSpanBoundary, CONFIG, DOCUMENTS),
+    "masked words and pairs": (MaskedLM() + NextSentence(), bertcore.AutoModelForPreTraining, CONFIG, DOCUMENTS),
+    "permutations": (PermutationLM(), bertcore.AutoModelForCausalLM, tiny_config("xlnet-base-cased"), DOCUMENTS),
+    "span boundaries": (SpanBoundary(), bertcore.AutoModelForSpanBoundary, CONFIG, DOCUMENTS),
     "translations": (TranslationLM(), AutoModelForMaskedLM, CONFIG, RUNS_PAIRS),
 }
 
