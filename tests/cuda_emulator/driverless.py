@@ -27,7 +27,7 @@ from bertcore.kernels._cuda import cublaslt
 
 from . import build
 from .modules import module_with
-from .runtime import BLOCK_LIMIT, GRID_LIMIT, THREADS_LIMIT, Emulator, EmulatorError
+from .runtime import Emulator, EmulatorError, check_extents
 from .streams import CaptureError, Event, Stream
 
 COMPUTE_CAPABILITY, SHARED_BYTES = 90, 227 << 10  # of a block that asks for it
@@ -202,12 +202,7 @@ class _Kernel:
             self._gpu.do(lambda: launch(module, self._name, grid, block, passed, shared_mem))
 
     def _check(self, grid, block, shared_mem):
-        """Refuse launches that a driver refuses, and a size of 0, which CuPy would turn into one block."""
-        for extent, most in ((grid, GRID_LIMIT), (block, BLOCK_LIMIT)):
-            if not all(1 <= size <= limit for size, limit in zip(extent, most, strict=True)):
-                raise EmulatorError(f"{self._name}: {extent}, expected at least 1 and at most {most}")
-        if np.prod(block) > THREADS_LIMIT:
-            raise EmulatorError(f"{self._name}: block {block}, expected at most {THREADS_LIMIT} threads")
+        check_extents(self._name, grid, block)
         if not shared_mem <= self._granted <= self._gpu.attributes["MaxSharedMemoryPerBlockOptin"]:
             raise EmulatorError(f"{self._name}: {shared_mem} bytes of shared memory, {self._granted} asked for")
 

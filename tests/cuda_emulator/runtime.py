@@ -111,11 +111,7 @@ class Emulator:
             self._run(library, entry, kernel, grid, block, args, shared_bytes)
 
     def _check(self, kernel, grid, block, shared_bytes):
-        for name, extent, limit in (("grid", grid, GRID_LIMIT), ("block", block, BLOCK_LIMIT)):
-            if any(not 1 <= size <= most for size, most in zip(extent, limit, strict=True)):
-                raise EmulatorError(f"kernel {kernel}: {name} {extent} is outside 1 to {limit}")
-        if np.prod(block) > THREADS_LIMIT:
-            raise EmulatorError(f"kernel {kernel}: block {block} has more than {THREADS_LIMIT} threads")
+        check_extents(kernel, grid, block)
         most = self.device().shared_bytes
         if shared_bytes > most:
             raise EmulatorError(f"kernel {kernel}: {shared_bytes} bytes of shared memory, there are {most}")
@@ -141,6 +137,15 @@ class Emulator:
             if request.other_address:
                 text += f" (the other at {build.source_line(library, request.other_address)})"
             raise EmulatorError(text)
+
+
+def check_extents(kernel, grid, block):
+    """Refuse launches that a driver refuses, and a size of 0, which CuPy would turn into one block."""
+    for name, extent, limit in (("grid", grid, GRID_LIMIT), ("block", block, BLOCK_LIMIT)):
+        if any(not 1 <= size <= most for size, most in zip(extent, limit, strict=True)):
+            raise EmulatorError(f"kernel {kernel}: {name} {extent} is outside 1 to {limit}")
+    if np.prod(block) > THREADS_LIMIT:
+        raise EmulatorError(f"kernel {kernel}: block {block} has more than {THREADS_LIMIT} threads")
 
 
 class _Arguments:

@@ -188,7 +188,10 @@ ERRORS = [  # kernel, grid, block, arguments, bytes of shared memory, what the e
     ("divide", (1,), (1,), (INTEGERS, INTEGERS), 0, "argument 0: .* given 'p'"),
     # launches beyond CUDA's limits
     ("write", (1, 65536), (1,), (FLOATS,), 0, "grid .* is outside"),
+    ("write", (1, 1, 65536), (1,), (FLOATS,), 0, "grid .* is outside"),
+    ("write", (2**31,), (1,), (FLOATS,), 0, "grid .* is outside"),
     ("write", (0,), (1,), (FLOATS,), 0, "grid .* is outside"),
+    ("write", (1,), (0,), (FLOATS,), 0, "block .* is outside"),
     ("write", (1,), (1025,), (FLOATS,), 0, "block .* is outside"),
     ("write", (1,), (64, 32), (FLOATS,), 0, "block .* has more than 1024 threads"),
     ("write", (1,), (1,), (FLOATS,), 1 << 20, "1048576 bytes of shared memory, there are"),

@@ -39,8 +39,6 @@ def relative(**changed):
 
 # Each: the call, the error, and what its message must hold (the argument, what came, what was expected).
 HOSTILE = """
-softmax(IDS) -> TypeError: input int64 floating
-gelu(f32(3) * 1j) -> TypeError: input complex64 floating
 gelu(f32(3).astype(">f4")) -> TypeError: input >f4 floating native byte order
 gelu(f32(3).astype(np.float16), backend="numba") -> TypeError: input float16 numba float32 float64
 gelu(f32(3), backend="tpu") -> ValueError: backend tpu numpy numba cupy
@@ -53,7 +51,6 @@ gelu(f32(), bias=f32(1)) -> ValueError: input () (...,
 gated_activation(f32(2, 3), "silu") -> ValueError: input (2, 3) two halves
 affine(f32(), f32(1), f32(1)) -> ValueError: input () (...,
 linear(f32(), f32(3, 1)) -> ValueError: input () (...,
-linear(f32(2, 3), f32(3, 4)) -> ValueError: weight (3, 4) (out_features, 3)
 linear(f32(2, 3), prepare_weight(F64)) -> TypeError: weight float64 float32 input
 linear(f32(2, 4), prepare_weight(f32(2, 3))) -> ValueError: weight (2, 3) (out_features, 4)
 linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
@@ -112,8 +109,8 @@ attention(*(f32(5, 8),) * 3) -> ValueError: query (5, 8) any
 attention(*DENSE, cu_seqlens=OFFSETS) -> ValueError: query (2, 4, 5, 8) (any, any, any)
 attention(DENSE[0], *[f32(2, 3, 5, 8)] * 2) -> ValueError: key 3 heads query 4 divides
 attention(*DENSE[:2], f32(2, 4, 5, 7)) -> ValueError: value (2, 4, 5, 7) (2, 4, 5, 8)
-attention(*DENSE, attn_mask=np.ones((2, 5), bool)) -> ValueError: attn_mask (2, 5) (2, 4, 5, 5)
 attention(*DENSE, bias=f32(1, 1, 1, 1, 1)) -> ValueError: bias (1, 1, 1, 1, 1) (2, 4, 5, 5)
+attention(*PACKED, cu_seqlens=OFFSETS, cu_seqlens_k=np.array([0, 7])) -> ValueError: cu_seqlens_k (2,) (3,)
 attention(*PACKED, cu_seqlens=OFFSETS, bias=f32(7, 7)) -> ValueError: bias (7, 7) (2, 4, 4, 4)
 attention(*DENSE, scale=1e-46) -> ValueError: scale 1e-46 0 1.18e-38 float32
 bucketed_distances("a") -> TypeError: num_buckets 'a' integer
@@ -123,32 +120,22 @@ alibi_positions(4, 3, ("a", 0.9)) -> TypeError: dtype ('a', 0.9) floating
 alibi_positions(4, 3, np.int32) -> TypeError: dtype int32 floating
 attention(*DENSE, cu_seqlens_k=OFFSETS) -> ValueError: cu_seqlens_k cu_seqlens
 attention(PACKED[0], f32(9, 4, 8), f32(9, 4, 8), cu_seqlens=OFFSETS) -> ValueError: key 9 7 cu_seqlens_k
-attention(*PACKED, cu_seqlens=OFFSETS, cu_seqlens_k=np.array([0, 7])) -> ValueError: cu_seqlens_k (2,) (3,)
 attention(*PACKED, cu_seqlens=OFFSETS[:0]) -> ValueError: cu_seqlens (0,) (sequences + 1,)
-attention(*PACKED, cu_seqlens=OFFSETS[None]) -> ValueError: cu_seqlens (1, 3) (sequences + 1,)
 attention(*PACKED, cu_seqlens=np.array([1, 7])) -> ValueError: cu_seqlens 1 to 7 0 to 7 query
 attention(*PACKED, cu_seqlens=np.array([0, 6])) -> ValueError: cu_seqlens 0 to 6 0 to 7 query
 attention(*PACKED, cu_seqlens=np.array([0, 5, 4, 7], np.uint8)) -> ValueError: cu_seqlens[2] 4 5 cu_seqlens[1]
 relative(position_key=None, position_query=None) -> ValueError: position_key position_query None
-relative(position_key=f32(5, 3, 4)) -> ValueError: position_key (5, 3, 4) (any, 2, 4)
-relative(position_query=f32(6, 2, 4)) -> ValueError: position_query (6, 2, 4) (5, 2, 4)
 relative(**OTHER_TABLE, query_for_position=PACKED[0]) -> ValueError: query_for_position position_key
-relative(query_for_position=f32(6, 2, 4)) -> ValueError: query_for_position (6, 2, 4) (7, 2, 4)
 relative(distance_rows=np.array([], int)) -> ValueError: distance_rows (0,) odd
-relative(distance_rows=np.array([0, 1])) -> ValueError: distance_rows (2,) odd
-relative(distance_rows=np.array([[0]])) -> ValueError: distance_rows (1, 1) odd
 relative(distance_rows=np.array([0, 5, 1])) -> ValueError: distance_rows[1] 5 0 to 4
 relative(distance_rows=np.array([-1])) -> ValueError: distance_rows[0] -1 0 to 4
 relative(segment_ids=np.zeros(7, int)) -> ValueError: segment_ids alone segment_scores
 relative(segment_scores=f32(7, 2, 2)) -> ValueError: segment_scores alone segment_ids
 relative(segment_ids_k=np.zeros(7, int)) -> ValueError: segment_ids_k without segment_ids
-relative(**SEGMENTS | {"segment_scores": f32(7, 2, 3)}) -> ValueError: segment_scores (7, 2, 2)
-relative(**SEGMENTS | {"segment_ids": np.zeros(6, int)}) -> ValueError: segment_ids (6,) (7,)
 relative(**SEGMENTS | {"segment_ids": np.full(7, 2**24)}) -> ValueError: segment_ids 16777216
 relative(**SEGMENTS, **OTHER_KEYS, cu_seqlens_k=np.array([0, 3, 8])) -> ValueError: 8 7 segment_ids_k
 relative(**OTHER_KEYS) -> ValueError: 8 7 cu_seqlens_k
 relative(cu_seqlens=np.array([0, 8])) -> ValueError: cu_seqlens 8 7 query
-relative(attn_mask=np.ones((2, 2, 3, 3), bool)) -> ValueError: attn_mask (2, 2, 3, 3) (2, 2, 4, 4)
 attention(*DENSE, compute_dtype="float16") -> ValueError: compute_dtype 'float16' 'bfloat16'
 attention(*[WIDE_HEADS] * 3, compute_dtype="bfloat16") -> TypeError: query float64 float32 compute_dtype='bfloat16'
 """.strip().splitlines()
@@ -173,12 +160,9 @@ THREE, OFFSETS_OF_THREE = np.array([0, 1, 1, 3]), np.array([0, 2, 3])
 ALTERED = [
     ("cross_entropy", [SQUARE, IDS], "target", IDS + 1, ValueError, "saved.target[2] 3 0 to 2"),
     ("embedding", [IDS, SQUARE], "input", IDS + 1, ValueError, "saved.input[2] 3 0 to 2"),
-    ("linear", [SQUARE, WIDE.T.copy(), None], "weight", f32(4, 2), ValueError, "saved.weight (4, 2) (out_features, 3)"),
     ("pooling", [SQUARE, OFFSETS_OF_THREE], "cu_seqlens", THREE[:3], ValueError, "saved.cu_seqlens 0 to 1 0 to 3"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "document", f32(2, 4), ValueError, "saved.cu_seqlens 0 to 3 0 to 2"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "best", np.full((3, 6), 3), ValueError, "saved.best[0, 0] 3 0 to 2"),
-    ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "weight", f32(3, 8, 2), ValueError, "saved.weight (3, 8, 2) 1 or 2"),
-    ("lstm", [f32(3, 8), f32(1, 8, 2), THREE], "gates", f32(3, 4), ValueError, "saved.gates (3, 4) (any, 8)"),
     ("attention", [f32(1, 2, 3, 8)] * 3, "key", f32(1, 2, 3, 4), ValueError, "key (1, 2, 3, 4) (1, any, any, 8)"),
 ]  # fmt: skip
 
