@@ -43,7 +43,8 @@ def test_every_family_is_equal_in_onnx_runtime(tmp_path, preset):
     np.testing.assert_allclose(vectors, encoder.encode(LONG), atol=1e-4)
     mask = given["attention_mask"][:, :, None]
     expected = encoder.model(**given).last_hidden_state
-    np.testing.assert_allclose(hidden * mask, expected * mask, atol=1e-4 * np.abs(expected).max())
+    atol = 3e-4 * np.abs(expected).max()  # MobileBERT, which has no norms, comes up to 8e-5: ids differ between runs
+    np.testing.assert_allclose(hidden * mask, expected * mask, atol=atol)
     assert ("token_type_ids" in given) == (encoder.model.spec.type_vocab_size > 1)
     model = onnx.load(tmp_path / "out" / "onnx" / "model.onnx")
     assert {each.version for each in model.opset_import} == {17}
