@@ -153,7 +153,9 @@ def batches(dtype):
     for name in ACTIVATIONS:
         yield "activation", {"input": x, "activation": name}, by_row
         yield "gated_activation", {"input": x[:, 1:], "activation": name, "gate": "second"}, by_row
-    yield "rotary", {"input": width[:, :60].reshape(BATCH, 3, 20), "positions": ids, **tables}, by_row
+    heads = {"input": width[:, :60].reshape(BATCH, 3, 20), **tables}
+    yield "rotary", heads | {"positions": ids}, by_row
+    yield "rotary", heads | {"cu_seqlens": np.array([0, 1, 39, 39, BATCH])}, set()
     yield "embedding", {"input": ids, "weight": line[:11]}, by_row
     for reduction in REDUCTIONS:
         loss = {"input": x, "target": np.where(ids == 3, IGNORED, ids), "reduction": reduction}

@@ -1,7 +1,5 @@
 """rotary: in place, odd memory, its tables, transformers; conformance/ has the rest."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 
@@ -38,18 +36,6 @@ def test_in_place_gives_the_same_bits(cpu_backend, function, interleaved):
     np.testing.assert_array_equal(unaligned, function(expected, *tables, **options))
     nothing = np.zeros((10, 3, 0), np.float32)  # its strides are 0
     assert function(nothing, *np.zeros((2, 10, 0), np.float32), inplace=True) is nothing
-
-
-def test_threads_and_neighbours_change_no_bit(monkeypatch):
-    from bertcore.kernels.rotary import cpu
-
-    monkeypatch.setattr(cpu, "GRAIN", 1)
-    x, tables = normal(1, (160, 3, 40), np.float32), kernels.rotary_tables(160, 38)
-    offsets = np.array([0, 1, 39, 39, 160], np.int32)
-    found = kernels.rotary(x, *tables, cu_seqlens=offsets, backend="numba")
-    for start, stop in pairwise(offsets):
-        alone = kernels.rotary(x[start:stop].copy(), *tables, backend="numba")
-        np.testing.assert_array_equal(found[start:stop], alone)
 
 
 def test_angles():
