@@ -324,6 +324,8 @@ NO_ENTITIES = {name: None for name in BATCH if name.startswith("entity_")}
 FAR, FOREIGN = BATCH["entity_position_ids"].copy(), BATCH["entity_ids"].copy()
 FAR[1, 0, 1], FOREIGN[2, 1] = 26, 19
 OUTSIDE = ENDS | {"entity_start_positions": np.full((3, 3), 6)}
+ONE_ENTITY = {name: BATCH[name][:, :1] for name in NO_ENTITIES}
+SAMPLED = {"entity_labels": np.where(BATCH["entity_attention_mask"], BATCH["entity_ids"], -100)}
 WRONG = [  # changes of the batch, what the error says, the head
     ({"entity_position_ids": None}, "without entity_position_ids", ""),
     ({"entity_ids": None}, "entity_attention_mask is given without entity_ids", ""),
@@ -338,6 +340,11 @@ WRONG = [  # changes of the batch, what the error says, the head
     (ENDS | {"entity_end_positions": None}, "entity_end_positions is None", "ForEntitySpanClassification"),
     (OUTSIDE, r"start_positions\[1, 0\] is 6, expected the column of a real", "ForEntitySpanClassification"),
     (ENDS | {"labels": np.zeros((3, 3), int)}, r"padded position \(entity_att", "ForEntitySpanClassification"),
+    (ENDS | {"labels": np.zeros((3, 3, 5))}, r"labels has shape \(3, 3, 5\), expected", "ForEntitySpanClassification"),
+    (ONE_ENTITY, r"entity_ids has shape \(3, 1\), expected at least 2 entities", "ForEntityPairClassification"),
+    ({"entity_sample": [3]}, "entity_sample is given without entity_labels", "ForMaskedLM"),
+    (SAMPLED | {"entity_sample": [3, 3]}, "entity_sample is int64 of shape .* expected distinct", "ForMaskedLM"),
+    (SAMPLED | {"entity_sample": [3, 19]}, "entity_sample has 3 to 19, expected 0 to 18", "ForMaskedLM"),
 ]
 
 

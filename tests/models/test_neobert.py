@@ -31,6 +31,8 @@ def test_published_configs_and_names(tmp_path):
     assert AutoModelForSequenceClassification.from_config(PUBLISHED)([[5, 9]]).logits.shape == (1, 3)
     other = PUBLISHED | {"model_type": "other"}
     refuses(ValueError, "config: model_type is 'other', supported is 'neobert'", AutoModel.from_config, other)
+    odd = CONFIG | {"hidden_size": 15, "num_attention_heads": 3}
+    refuses(ValueError, "config: heads are 5 wide, expected an even width", AutoModel.from_config, odd)
 
 
 @pytest.mark.parametrize(("stated", "width"), [(3072, 2048), (1000, 672), (1, 8)])

@@ -293,6 +293,13 @@ def test_config_errors_name_the_key(changes, key):
     ({"input_mask": MASK, "attention_mask": MASK}, "both given"),
     ({"input_mask": 2 * MASK}, "input_mask has numbers other than 0 and 1"),
     ({"use_mems": 3}, "use_mems is 3"),
+    ({"mems": {3, 4}}, "mems is set, expected an array for each layer"),
+    ({"mems": np.ones((2, 3, 2, 8), int)}, r"mems\[0\] holds int64, expected floating-point numbers"),
+    ({"perm_mask": np.full((2, 4, 4), "a")}, "perm_mask holds <U1, expected numbers"),
 ])  # fmt: skip
 def test_input_errors_name_the_argument(inputs, message):
-    refuses(ValueError, message, tiny(), IDS, **inputs)
+    refuses((TypeError, ValueError), message, tiny(), IDS, **inputs)
+
+
+def test_both_directions_need_pairs_of_sequences():
+    refuses(ValueError, "bi_data is true, .* 1 sequences, the longest of 4", tiny(bi_data=True), IDS[:1])

@@ -72,6 +72,7 @@ def first_and_last_columns(run, array):
     return functional.concatenate(run, last, first, axis=1)
 
 
+FROZEN = RNG.normal(size=(5, 4))
 CASES = {  # name: (operation, shapes of its arrays, options)
     "activation": (functional.activation, [(5, 3)], {"activation": "tanh"}),
     "add": (functional.add, [(5, 3), (5, 3)], {}),
@@ -114,6 +115,14 @@ CASES = {  # name: (operation, shapes of its arrays, options)
         functional.decoded_cross_entropy,
         [(7, 4), (5, 4), (5,)],
         {"labels": np.array([4, 1, 0, 2, 2, 3, 1]), "chunk": 3},
+    ),
+    "decoded_cross_entropy of frozen weights": (
+        lambda run, x, **options: functional.decoded_cross_entropy(run, x, FROZEN, None, **options),
+        [(7, 4)],
+        {"labels": np.array([4, 1, 0, 2, 2, 3, 1]), "chunk": 3, "needs_weight": False},
+    ),
+    "grouped_linear of frozen weights": (
+        lambda run, x: functional.grouped_linear(run, x, FROZEN[:4], offsets=(0, 5, 7), activation="gelu"), [(7, 4)], {}
     ),
     "cross_entropy, smoothed": (
         functional.cross_entropy, [(4, 5)], {"labels": np.array([4, -100, 0, 2]), "label_smoothing": 0.3}
