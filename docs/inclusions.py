@@ -13,6 +13,7 @@ A line `<!-- include: WHAT -->` of a page becomes one of these:
 """
 
 import ast
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,7 @@ def presets_table() -> str:
     return _table(head, rows)
 
 
+@functools.cache
 def compared() -> list[dict[str, Any]]:
     """Return what `bertcore compare` prints of each preset, by category and number of parameters."""
     from bertcore.cli.info import LENGTH, described, row
