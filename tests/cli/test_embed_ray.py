@@ -231,7 +231,7 @@ def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_pa
     )
     assert not out.exists()
     error = said(encoder_folder, corpus / "b.jsonl", "-o", out, "--ray", 2, "--column", "body")
-    assert error.startswith(f"bertcore embed: {corpus / 'b.jsonl'}:1: has no 'body'") and not parts_in(out)
+    assert error.startswith(f"bertcore embed: {corpus / 'b.jsonl'}:1: has no text named 'body'") and not parts_in(out)
     assert embed(encoder_folder, *command, "--ray", 2) == 0
     for name, arguments in {
         "part_rows": ["--part-rows", 51],
