@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -129,11 +131,12 @@ def test_references_name_what_modules_offer():
     from bertcore.training import data, objectives
 
     pages = {page.stem: page.read_text(encoding="utf-8") for page in (REPOSITORY / "docs" / "api").glob("*.md")}
-    shown = {}
-    for name, page in pages.items():
-        addresses = re.findall(r"^::: (\S+)$", inclusions.included(page), flags=re.MULTILINE)
-        assert len(set(addresses)) == len(addresses), name
-        shown[name] = [address.rpartition(".")[2] for address in addresses]
+    addresses = {
+        name: re.findall(r"^::: (\S+)$", inclusions.included(page), flags=re.MULTILINE) for name, page in pages.items()
+    }
+    counts = Counter(itertools.chain.from_iterable(addresses.values()))
+    assert [address for address, count in counts.items() if count > 1] == []
+    shown = {name: [address.rpartition(".")[2] for address in each] for name, each in addresses.items()}
     for module, name in ((kernels, "kernels"), (lora, "lora"), (objectives, "objectives"), (data, "data")):
         names = [each for each in module.__all__ if hasattr(getattr(module, each), "__qualname__")]
         assert set(names) <= set(shown[name]), name
