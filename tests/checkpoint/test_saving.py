@@ -231,7 +231,7 @@ folder, is_loader = sys.argv[1], sys.argv[2] == "loader"
 models = [AutoModel.from_config(CONFIG | {"hidden_size": width}) for width in (39, 27)]
 tokenizer, count = AutoTokenizer.from_pretrained(folder), 0
 end = time.monotonic() + 3
-while time.monotonic() < end:
+while time.monotonic() < end or count < 3:
     if is_loader:
         model, tokenizer = AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
         assert model.state_dict()["pooler.dense.bias"].shape == (model.config["hidden_size"],)
@@ -242,7 +242,6 @@ while time.monotonic() < end:
         how = dict(pooling="cls", max_seq_length=9) if count % 2 else dict(max_seq_length=7)
         save_sentence_encoder(folder, models[count % 2], tokenizer, **how)
     count += 1
-print(count)
 """
 
 
@@ -259,7 +258,8 @@ def test_loading_beside_saving(tmp_path):
         start_python(SAVER_OR_LOADER, str(tmp_path), kind, before=apart if can_unshare and kind == "saver" else ())
         for kind in ("saver", "saver", "loader", "loader")
     ]
-    assert all(int(finish(process)[0]) > 2 for process in processes)
+    for process in processes:
+        finish(process)
     assert not [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")]
 
 
