@@ -18,7 +18,7 @@ BLOCK = 1 << 22  # differences computed at once
 def normalized(rows: Any) -> Any:
     """Return rows (texts, dim) scaled to length 1; a row of zeros stays unchanged."""
     lengths = (rows * rows).sum(axis=-1, keepdims=True) ** 0.5
-    return rows / lengths.clip(1e-12)  # the floor of torch.nn.functional.normalize
+    return rows / np.maximum(lengths, 1e-12)  # the floor of torch.nn.functional.normalize
 
 
 def _like_given(function: Callable[..., Any]) -> Callable[..., Any]:

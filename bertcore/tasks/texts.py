@@ -220,21 +220,21 @@ def windows(sequences: Iterable[Tokens], batch_tokens: int) -> Iterator[list[Tok
         yield window
 
 
-def batches(lengths: Sequence[int], batch_tokens: int, batch_size: int | None = None) -> Iterator[np.ndarray]:
+def batches(lengths: Sequence[int], batch_tokens: int, batch_size: int | None = None) -> Iterator[list[int]]:
     """Yield the indices of texts that are computed together: at most `batch_tokens` tokens, or one longer text.
 
     `batch_size` is the greatest number of texts.
 
     The longest texts come first, so that a lack of memory shows at once.
     """
-    order = (-np.array(lengths, np.int64)).argsort(kind="stable")
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
     start, tokens = 0, 0
     for stop, index in enumerate(order):
         if stop > start and (tokens + lengths[index] > batch_tokens or stop - start == batch_size):
             yield order[start:stop]
             start, tokens = stop, 0
         tokens += lengths[index]
-    if len(order):
+    if order:
         yield order[start:]
 
 
