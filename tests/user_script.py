@@ -1,5 +1,7 @@
 """A user's script, for type checkers to read (`test_installation.py`); it is not run."""
 
+from typing import assert_type
+
 import numpy as np
 
 from bertcore import (
@@ -19,6 +21,7 @@ from bertcore import (
     value_and_grad,
 )
 from bertcore.kernels import attention, linear, prepare_weight, softmax
+from bertcore.models.outputs import EncoderOutput
 from bertcore.training import AdamW
 from bertcore.training import clip_grad_norm as clip
 from bertcore.training.metrics import accuracy
@@ -26,7 +29,7 @@ from bertcore.training.objectives import MaskedLM
 
 folder = "all-MiniLM-L6-v2"
 tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder, dtype="int8")
-out = model(**tokenizer(["one text", "or many"], padding=True))
+out = assert_type(model(**tokenizer(["one text", "or many"], padding=True)), EncoderOutput)
 print(out.last_hidden_state.shape, out.pooler_output.shape, out["last_hidden_state"])
 with use_backend("numpy"):
     print(model([[101, 102]]).last_hidden_state.mean())
@@ -49,7 +52,7 @@ optimizer.step(grads)
 schedule.step()
 print(out.loss, {name: gradient.shape for name, gradient in grads.items()})
 learner.save_pretrained("my-model")
-load_model("my-model").eval()
+print(load_model("my-model").eval()([[101, 102]]).loss)
 arguments = TrainingArguments("out", num_train_epochs=1, learning_rate=1e-4)
 trainer = Trainer(
     learner, arguments, train_dataset=[{"input_ids": [1]}], objective=MaskedLM(), compute_metrics=accuracy

@@ -165,7 +165,7 @@ BASE = ".base_layer."  # in the names of an adapted module's own tensors
 COPIES = re.compile(r"\.(modules_to_save|original_module)\.|\.decoder\.bias$")  # of tensors that a file may have twice
 
 
-def get_peft_model(model: Model, peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
+def get_peft_model(model: Model[Any], peft_config: LoraConfig, *, seed: int = 0) -> PeftModel:
     """Return `model` with new adapters; everything else is frozen, except `modules_to_save`.
 
     At first the adapters change nothing: the factor next to the input is drawn uniformly within 1 / sqrt(in_features),
@@ -196,7 +196,7 @@ class PeftModel(Block):
     `load_state_dict` and `save_pretrained` cover only trained tensors. `peft_config` has the adapters' settings.
     """
 
-    def __init__(self, model: Model, peft_config: LoraConfig):
+    def __init__(self, model: Model[Any], peft_config: LoraConfig):
         if isinstance(model, PeftModel) or any(parameter.adapter is not None for parameter in model.parameters()):
             raise ValueError("model has adapters already: merge_and_unload them first")
         if not isinstance(peft_config, LoraConfig):
@@ -210,7 +210,7 @@ class PeftModel(Block):
         self._was_frozen = {parameter: parameter.is_frozen for parameter in model.parameters()}
 
     @classmethod
-    def from_pretrained(cls, model: Model, folder: str | os.PathLike[str], *, is_trainable: bool = False) -> Self:
+    def from_pretrained(cls, model: Model[Any], folder: str | os.PathLike[str], *, is_trainable: bool = False) -> Self:
         """Return `model` with the adapters that PEFT or `save_pretrained` wrote into `folder`.
 
         Args:
@@ -260,11 +260,11 @@ class PeftModel(Block):
 
     training, passes = _of_the_model("training"), _of_the_model("passes")
 
-    def get_base_model(self) -> Model:
+    def get_base_model(self) -> Model[Any]:
         """Return the model itself; its weights keep the adapters until they are merged."""
         return self._model
 
-    def merge_and_unload(self) -> Model:
+    def merge_and_unload(self) -> Model[Any]:
         """Add the adapters' products to the weights, and return the model without adapters.
 
         Parameters that were frozen before are frozen again. In a bfloat16 or int8 model the sums are rounded to its

@@ -70,7 +70,7 @@ def models_of(config: Mapping[str, Any]) -> dict[str, Model]:
     return models
 
 
-def load_model(folder: str | os.PathLike[str], **options: Any) -> Model:
+def load_model(folder: str | os.PathLike[str], **options: Any) -> Model[Any]:
     """Load a checkpoint with the head that `architectures` in its config names.
 
     Arguments and errors are the same as for `Model.from_pretrained`.

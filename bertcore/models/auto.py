@@ -18,7 +18,7 @@ from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.generation import generate
 from bertcore.models.model import Model
-from bertcore.models.outputs import EncoderOutput, LogitsOutput, ModelOutput, QuestionAnsweringOutput
+from bertcore.models.outputs import EncoderOutput, LogitsOutput, QuestionAnsweringOutput
 from bertcore.models.registry import HeadSpec
 from bertcore.models.spec import Config, ConfigReader
 from bertcore.models.with_heads import ModelWithHeads, head_specs, with_labels
@@ -46,7 +46,7 @@ class AutoConfig:
         return Config(checkpoint.split_dtype(folder, checkpoint.read_config(folder))[0])
 
 
-class AutoModel(Model):
+class AutoModel(Model[EncoderOutput]):
     """An encoder without a head: hidden states and, with add_pooling_layer, one vector per text.
 
     Calls return an EncoderOutput.
@@ -64,7 +64,7 @@ class AutoModel(Model):
         return EncoderOutput(last_hidden_state=hidden, pooler_output=pooled, traced=encoded.traced)
 
 
-class _WordsModel(ModelWithHeads):
+class _WordsModel(ModelWithHeads[LogitsOutput]):
     """A model that scores words."""
 
     _targets = ("labels",)
@@ -112,7 +112,7 @@ class AutoModelForMaskedLM(_WordsModel):
         return self._pass(input_ids, attention_mask, token_type_ids, position_ids, read=read, trace=Trace())
 
 
-class _SequenceModel(ModelWithHeads):
+class _SequenceModel(ModelWithHeads[LogitsOutput]):
     """A model that classifies whole sequences."""
 
     _targets = ("labels",)
@@ -200,7 +200,7 @@ class AutoModelForMultipleChoice(_SequenceModel):
         return LogitsOutput(loss=loss, logits=logits, traced=encoded.traced)
 
 
-class AutoModelForTokenClassification(ModelWithHeads):
+class AutoModelForTokenClassification(ModelWithHeads[LogitsOutput]):
     """An encoder with a token classification head: scores, (sequences, length, num_labels).
 
     The option `num_labels` overrides the config, to start a new task.
@@ -223,7 +223,7 @@ class AutoModelForTokenClassification(ModelWithHeads):
         return LogitsOutput(loss=loss, logits=encoded.packed.pad(encoded.run, logits), traced=encoded.traced)
 
 
-class AutoModelForQuestionAnswering(ModelWithHeads):
+class AutoModelForQuestionAnswering(ModelWithHeads[QuestionAnsweringOutput]):
     """An encoder with a question answering head: scores for the start and the end of the answer.
 
     Calls take `start_positions` and `end_positions`, the columns of the answer's first and last token, (sequences,);
@@ -246,7 +246,9 @@ class AutoModelForQuestionAnswering(ModelWithHeads):
     def _keeps_padding(self, targets: Mapping[str, Any]) -> bool:
         return any(target is not None for target in targets.values())
 
-    def _output(self, encoded: Encoded, start_positions: Any = None, end_positions: Any = None) -> ModelOutput:
+    def _output(
+        self, encoded: Encoded, start_positions: Any = None, end_positions: Any = None
+    ) -> QuestionAnsweringOutput:
         logits, loss, run = self.heads[0](encoded), None, encoded.run
         if start_positions is not None and end_positions is not None:
             named = {"start_positions": start_positions, "end_positions": end_positions}

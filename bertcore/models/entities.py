@@ -65,7 +65,7 @@ class SpanClassifier(Block):
         return self.output(run, drop(run, features, self.dropout))
 
 
-class AutoModelForEntityClassification(ModelWithHeads):
+class AutoModelForEntityClassification(ModelWithHeads[LogitsOutput]):
     """An encoder that classifies one marked entity per sequence: scores, (sequences, num_labels).
 
     The option `num_labels` overrides the config, to start a new task.

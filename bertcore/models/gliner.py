@@ -23,7 +23,7 @@ from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
 from bertcore.models.inputs import integer_batch
 from bertcore.models.model import Model
-from bertcore.models.outputs import ModelOutput
+from bertcore.models.outputs import ModelOutput, OutputT
 from bertcore.models.registry import family_of
 from bertcore.models.spec import Config, ConfigReader
 from bertcore.nn import functional
@@ -301,7 +301,7 @@ class PackedWords:
         return [(slice(*words), slice(*labels)) for words, labels in pairs]
 
 
-class WithEncoder(Model):
+class WithEncoder(Model[OutputT]):
     """A model whose config contains the config of its encoder.
 
     Attributes:
@@ -327,7 +327,7 @@ class WithEncoder(Model):
         return checkpoint.with_dtype(dict(self.config), self.dtype, smoothed=self._is_smoothed())
 
 
-class GLiNERModel(WithEncoder):
+class GLiNERModel(WithEncoder[GLiNEROutput]):
     """A GLiNER model of the span or the token kind.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second

@@ -149,7 +149,7 @@ class _Layer(Block):
         return self.norms[1](run, drop(run, self.outer(run, inner), DROPOUT), rows)
 
 
-class GLiNER2Model(WithEncoder):
+class GLiNER2Model(WithEncoder[GLiNER2Output | GLiNER2Logits]):
     """A GLiNER2 model.
 
     Calls take `words_mask`, (texts, length) integers: 1, 2, ... at the token whose state is the first word, the second

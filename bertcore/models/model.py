@@ -8,7 +8,7 @@ from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Generic, Self
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from bertcore.kernels.arrays import ArrayLike
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.models.adapter import Encoded
 from bertcore.models.encoder import Encoder
-from bertcore.models.outputs import ModelOutput
+from bertcore.models.outputs import OutputT
 from bertcore.models.registry import family_of
 from bertcore.models.spec import Config, ConfigReader
 from bertcore.nn.forms import bfloat16
@@ -34,8 +34,8 @@ class NewlyInitialisedWarning(UserWarning):
     """A checkpoint lacks a head, or the pooler, that the model has."""
 
 
-class Model(NamedParameters):
-    """The base of all models: parameters, loading and saving, and the pass through the encoder.
+class Model(NamedParameters, Generic[OutputT]):
+    """The base of all models: parameters, loading and saving, and the pass through the encoder to an `OutputT`.
 
     Attributes:
         config: the config as published, without the storage format of the weights; its keys are also attributes.
@@ -337,7 +337,7 @@ class Model(NamedParameters):
         output_attentions: bool | None = None,
         output_projections: bool | Collection[int] = False,
         **targets: Any,
-    ) -> ModelOutput:
+    ) -> OutputT:
         """Run the model on a batch.
 
         Args:
@@ -403,7 +403,7 @@ class Model(NamedParameters):
         if wrong := [number for number in output_projections if number not in known]:
             raise ValueError(f"output_projections has {wrong[0]!r}, expected {expected}")
 
-    def _output(self, encoded: Encoded, **targets: Any) -> ModelOutput:
+    def _output(self, encoded: Encoded, **targets: Any) -> OutputT:
         raise NotImplementedError(f"{type(self).__name__} is not a model of its own")
 
     def encode_packed(self, input_ids: Sequence[Any], seen: Sequence[Any] | None = None) -> tuple[Any, np.ndarray]:

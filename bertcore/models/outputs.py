@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 
 class Later:
@@ -93,6 +93,10 @@ class ModelOutput:
 
     def to_tuple(self) -> tuple[Any, ...]:
         return tuple(value for _, value in self.items())
+
+
+OutputT = TypeVar("OutputT", bound=ModelOutput)
+"""The output of a class of models."""
 
 
 @dataclass(eq=False, kw_only=True)

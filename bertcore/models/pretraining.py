@@ -26,7 +26,7 @@ from bertcore.tape import Tensor
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only")
 
 
-class AutoModelForPreTraining(ModelWithHeads):
+class AutoModelForPreTraining(ModelWithHeads[Any]):
     """An encoder with the heads that it was pretrained with.
 
     If the only head is a language model's, the class is AutoModelForMaskedLM or AutoModelForCausalLM.
@@ -44,7 +44,7 @@ class AutoModelForPreTraining(ModelWithHeads):
     _architecture = "ForPreTraining"
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> Model:
+    def from_pretrained(cls, folder: str | os.PathLike[str], **options: Any) -> Model[Any]:
         kind = cls
         if cls is AutoModelForPreTraining:
             is_id = isinstance(folder, str) and not os.path.lexists(folder)
@@ -58,7 +58,7 @@ class AutoModelForPreTraining(ModelWithHeads):
         return super(AutoModelForPreTraining, kind).from_pretrained(folder, **options)
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any] | str, **options: Any) -> Model:
+    def from_config(cls, config: Mapping[str, Any] | str, **options: Any) -> Model[Any]:
         known = preset(config) if isinstance(config, str) and cls is AutoModelForPreTraining else None
         if _has_boundaries(known):
             return AutoModelForSpanBoundary.from_config(config, **options)

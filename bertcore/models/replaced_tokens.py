@@ -105,7 +105,7 @@ class ReplacedTokenModel(NamedParameters):
         TypeError, ValueError: for models that do not fit together.
     """
 
-    def __init__(self, generator: Model, discriminator: Model, *, embeddings: str = "tied"):
+    def __init__(self, generator: Model[Any], discriminator: Model[Any], *, embeddings: str = "tied"):
         checks.choice("embeddings", embeddings, EMBEDDINGS)
         _check_pair(generator, discriminator)
         self.generator, self.discriminator, self.embeddings = generator, discriminator, embeddings

@@ -28,12 +28,12 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layers", "n_layer")  # configs' keys for
 
 def student_from_teacher(
     config: Mapping[str, Any] | str,
-    teacher: Model,
+    teacher: Model[Any],
     layers: Sequence[int] | None = None,
     *,
     seed: int = 0,
     **options: Any,
-) -> Model:
+) -> Model[Any]:
     """Return a model of the teacher's class, with fewer layers or of another family, initialised from the teacher.
 
     Copies everything that both have: layers, embeddings, the pooler, heads. Parts that only the student has are newly

@@ -15,7 +15,7 @@ from bertcore.kernels.arrays import NativeArray
 from bertcore.models import losses
 from bertcore.models.adapter import Encoded
 from bertcore.models.model import Model
-from bertcore.models.outputs import Later
+from bertcore.models.outputs import Later, OutputT
 from bertcore.models.registry import HeadSpec, family_of
 from bertcore.models.spec import MOST_LABELS, ConfigReader
 from bertcore.nn import functional
@@ -39,7 +39,7 @@ def with_labels(config: Mapping[str, Any], num_labels: int | None) -> dict[str, 
     return others | {"id2label": names, "label2id": {name: int(index) for index, name in names.items()}}
 
 
-class ModelWithHeads(Model):
+class ModelWithHeads(Model[OutputT]):
     """A model with the heads of the tasks in `tasks`."""
 
     tasks: tuple[str, ...] = ()

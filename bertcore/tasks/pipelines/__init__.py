@@ -28,7 +28,7 @@ ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classifica
 
 
 def pipeline(
-    task: str, model: str | os.PathLike[str] | Model, tokenizer: Any = None, *, dtype: DType | None = None,
+    task: str, model: str | os.PathLike[str] | Model[Any], tokenizer: Any = None, *, dtype: DType | None = None,
     revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None,
     local_files_only: bool = False, **options: Any,
 ) -> Pipeline:  # fmt: skip

@@ -97,7 +97,7 @@ class Pipeline:
     _most_shared: ClassVar[int | None] = None
     _keys: ClassVar[tuple[str, ...]] = ()  # of an input of two texts
 
-    def __init__(self, model: Model, tokenizer: Any, **options: Any):
+    def __init__(self, model: Model[Any], tokenizer: Any, **options: Any):
         self.model, self.tokenizer = model, tokenizer
         self.has_warned = False
         self.options = self.options_class()
