@@ -22,7 +22,7 @@ MOST_TOKENS = 512  # a figure of more is unreadable
 @style()
 def attention_maps(
     model: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     text: str,
     layer: int | None = None,
     *,
@@ -70,7 +70,7 @@ def attention_maps(
 
 @style()
 def attention_components(
-    model: Any, tokenizer: Any, text: str, layer: int = 1, *, head: int | None = None, special_tokens: bool = True
+    model: Any, tokenizer: Tokenizer, text: str, layer: int = 1, *, head: int | None = None, special_tokens: bool = True
 ) -> Figure:
     """Draw the terms of DeBERTa's attention scores in a layer, and their sum, with the mean absolute value of each.
 
@@ -114,7 +114,7 @@ def _chosen(name: str, number: int | None, count: int) -> list[int]:
     return [number - 1]
 
 
-def _shown(tokenizer: Any, ids: Sequence[int], special_tokens: bool) -> np.ndarray:
+def _shown(tokenizer: Tokenizer, ids: Sequence[int], special_tokens: bool) -> np.ndarray:
     """Return the indices of the tokens to show."""
     found = np.flatnonzero(checks.boolean("special_tokens", special_tokens) | ~np.isin(ids, tokenizer.all_special_ids))
     if not len(found):
@@ -169,7 +169,7 @@ def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Any, bar: Any) ->
     return figure
 
 
-def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str, list[int]]:
+def tokens_of(tokenizer: Tokenizer, text: str, longest: int | None = None) -> dict[str, list[int]]:
     """Tokenize a text without cutting it.
 
     Raises TypeError unless `text` is a string, ValueError for more tokens than MOST_TOKENS or `longest`.
@@ -183,7 +183,7 @@ def tokens_of(tokenizer: Any, text: str, longest: int | None = None) -> dict[str
     return encoded
 
 
-def output_for(model: Any, tokenizer: Any, text: str, **options: Any) -> tuple[list[int], Any]:
+def output_for(model: Any, tokenizer: Tokenizer, text: str, **options: Any) -> tuple[list[int], Any]:
     """Return a text's token ids and the model's output; raises as `tokens_of`."""
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     return encoded["input_ids"], model(**{name: [row] for name, row in encoded.items()}, **options)

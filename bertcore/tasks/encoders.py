@@ -36,6 +36,7 @@ from bertcore.tasks.folder import (
     update_json,
 )
 from bertcore.tasks.long_texts import Cutting, ReadOptions
+from bertcore.tokenization.tokenizer import Tokenizer
 
 Reading = TypeVar("Reading", bound=ReadOptions)
 
@@ -157,7 +158,7 @@ class Encoder:
 
     folder: Path
     model: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     max_seq_length: int
     cut_length: Callable[[Mapping[str, Any] | None], int]
     model_card_data: ModelCardData

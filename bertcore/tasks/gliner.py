@@ -22,6 +22,7 @@ from bertcore.tasks.reading import ReadOptions, TextReader
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, checked_texts, progress_bar, sequence_length
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import MARKS, PromptedText, PromptReader, apart, as_batch, split_words
+from bertcore.tokenization.tokenizer import Tokenizer
 
 TRUNCATIONS = "warn", "error"
 TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
@@ -101,7 +102,7 @@ class GLiNER(Extractor):
         ValueError: if the tokenizer lacks the model's marker tokens, or the model's embeddings lack a row for them.
     """
 
-    def __init__(self, model: GLiNERModel, tokenizer: Any):
+    def __init__(self, model: GLiNERModel, tokenizer: Tokenizer):
         self.model, self.tokenizer = model, tokenizer
         spec, self.reader = model.gliner, PromptReader.of(tokenizer, model.gliner, model.spec.longest_sequence)
         self._lengths = self.reader.max_tokens, self.reader.max_tokens, 2, "tokenizer"

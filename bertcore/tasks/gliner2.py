@@ -34,6 +34,7 @@ from bertcore.tasks.sequence_scores import FUNCTIONS
 from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts, progress_bar
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
+from bertcore.tokenization.tokenizer import Tokenizer
 
 
 class GLiNER2(Extractor):
@@ -50,7 +51,7 @@ class GLiNER2(Extractor):
     Raises ValueError for a tokenizer without the model's marker tokens.
     """
 
-    def __init__(self, model: GLiNER2Model, tokenizer: Any):
+    def __init__(self, model: GLiNER2Model, tokenizer: Tokenizer):
         for token in TOKENS:
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
                 raise ValueError(f"tokenizer has no token {token!r}, expected one of GLiNER2's models")

@@ -22,6 +22,7 @@ from bertcore.tasks.long_texts import MergedWindows, ReadOptions, Text, Window, 
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tasks.texts import CutTexts, checked_text, grouped, in_batches, lower_cased, sequence_length
 from bertcore.tokenization import AutoTokenizer, BatchEncoding
+from bertcore.tokenization.tokenizer import Tokenizer
 
 DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
 
@@ -47,7 +48,7 @@ class TextReader:
     """
 
     model: Any
-    tokenizer: Any
+    tokenizer: Tokenizer
     readers: Mapping[str, Any] = {}  # of a Router's routes, by name
     token_rows: Callable[..., Iterable[tuple[Any, bool]]]  # (texts, prompt, length) -> (tokens, was cut) of each
     has_warned = False

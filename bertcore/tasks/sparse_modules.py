@@ -38,6 +38,7 @@ from bertcore.tasks.folder import (
 from bertcore.tasks.long_texts import MergedWindows
 from bertcore.tasks.sentence_encoder.modules import MAPS, Settings, fill_block, read_settings
 from bertcore.tasks.similarity import SIMILARITIES
+from bertcore.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from scipy.sparse import coo_array, csr_array
@@ -300,7 +301,7 @@ class LearnedWeights:
     CheckpointError for a file with other arrays.
     """
 
-    def __init__(self, file: Path, width: int, tokenizer: Any):
+    def __init__(self, file: Path, width: int, tokenizer: Tokenizer):
         opened = open_checkpoint(file)
         for name, shape in (("weight", (1, width)), ("bias", (1,))):
             if name not in opened or tuple(opened.info[name].shape) != shape:

@@ -19,6 +19,7 @@ from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of, with_last
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, progress_bar
 from bertcore.tokenization import AutoTokenizer
+from bertcore.tokenization.tokenizer import Tokenizer
 
 PADDINGS = "longest", "max_length", "do_not_pad"
 CLASSIFIERS = (
@@ -97,7 +98,7 @@ class Pipeline:
     _most_shared: ClassVar[int | None] = None
     _keys: ClassVar[tuple[str, ...]] = ()  # of an input of two texts
 
-    def __init__(self, model: Model[Any], tokenizer: Any, **options: Any):
+    def __init__(self, model: Model[Any], tokenizer: Tokenizer, **options: Any):
         self.model, self.tokenizer = model, tokenizer
         self.has_warned = False
         self.options = self.options_class()

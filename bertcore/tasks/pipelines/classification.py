@@ -24,6 +24,7 @@ from bertcore.tasks.long_texts import MERGES, Text, Window, merged
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
+from bertcore.tokenization.tokenizer import Tokenizer
 
 BEST_ALONE = "the best class"  # the default of top_k: the best class, without a list
 
@@ -170,7 +171,7 @@ class ZeroShotClassificationPipeline(Pipeline):
     model_classes = (auto.AutoModelForSequenceClassification,)
     _head = "classifier of texts"
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         names = self.id2label
         found = [index for index, name in names.items() if name.lower().startswith("entail")]
@@ -242,7 +243,7 @@ class ZeroShotNerPipeline(Pipeline):
     options_class: ClassVar[Any] = ZeroShotNerOptions
     model_classes = GLiNERModel, GLiNER2Model
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         self.gliner = (GLiNER2 if isinstance(model, GLiNER2Model) else GLiNER)(model, tokenizer)
 

@@ -18,6 +18,7 @@ from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOp
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import checked_text, too_long
 from bertcore.tokenization import mentions as marked
+from bertcore.tokenization.tokenizer import Tokenizer
 
 WIDEST_OF_LUKE = 16  # words of a span, as in its training (Yamada et al. 2020, section 4.3)
 
@@ -27,7 +28,7 @@ class _EntityPipeline(Pipeline):
     def _tokenizer_options(cls, model: Any) -> dict[str, Any]:
         return {"task": marked.LUKE_TASKS[cls.task]} if model.takes_entities else {}
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         self._entities = None
         if model.takes_entities:
@@ -78,7 +79,7 @@ class EntityClassificationPipeline(_EntityPipeline):
     _keys = "text", "spans"
     count: ClassVar[int] = 1  # entities of an input
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         self._markers = None if model.takes_entities else self._read_markers()
 
@@ -197,7 +198,7 @@ class SpanNerPipeline(_EntityPipeline):
     _head = "classifier of spans"
     _keys = ("text",)
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         names = [number for number, name in self.id2label.items() if name in (marked.NONE, "O")]
         if len(names) != 1:

@@ -17,6 +17,7 @@ from bertcore.tasks.long_texts import Cutting, Text, Window, merged, owned
 from bertcore.tasks.pipelines.base import CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words, checked_text
+from bertcore.tokenization.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class FillMaskPipeline(Pipeline):
     model_classes = (auto.AutoModelForMaskedLM,)
     _head = "masked language modeling head"
 
-    def __init__(self, model: Any, tokenizer: Any, **options: Any):
+    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
         if tokenizer.mask_token is None:
             raise ValueError("this model's tokenizer has no mask token, so it cannot do fill-mask")
         super().__init__(model, tokenizer, **options)

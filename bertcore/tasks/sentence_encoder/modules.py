@@ -46,6 +46,7 @@ from bertcore.tasks.folder import (
 )
 from bertcore.tasks.sequence_scores import unchanged
 from bertcore.tasks.similarity import SIMILARITIES, normalized
+from bertcore.tokenization.tokenizer import Tokenizer
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
 ACTIVATIONS = {"Identity": None, "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
@@ -257,7 +258,7 @@ class StaticModel:
             return kernels.to_backend(vectors), cu_seqlens
 
 
-def unknown_id(tokenizer: Any) -> int | None:
+def unknown_id(tokenizer: Tokenizer) -> int | None:
     """Return the id of unknown words in a tokenizer's vocabulary; None if it knows all."""
     backend = tokenizer.backend_tokenizer
     model = json.loads(backend.to_str())["model"]
@@ -378,7 +379,7 @@ def _read_pooling(file: Path) -> dict[str, Any]:
 def save_sentence_encoder(
     folder: str | os.PathLike[str],
     model: Any,
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     *,
     pooling: str | Sequence[str] = "mean",
     normalize: bool = False,

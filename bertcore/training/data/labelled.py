@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.kernels import checks
+from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import IGNORED, is_cut
 from bertcore.training.data.files import Record, Rows, without_column, wrong_record
 
@@ -101,7 +102,9 @@ class LabelledTexts:
             return "regression"
         return "multi_label_classification" if self.is_multiple else "single_label_classification"
 
-    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column or has an unknown label.
@@ -165,7 +168,9 @@ class LabelledWords:
             raise ValueError("there are no records with tags")
         return cls(words, tags, tuple(sorted(found, key=_by_number_or_letters)))
 
-    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column, has unequal numbers of words and

@@ -90,7 +90,9 @@ class LabelledMentions:
         markers = None if has_entities(tokenizer) else list(marked.find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
-    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
@@ -172,7 +174,9 @@ class LabelledEntities:
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         return {"max_span_width": self.width}
 
-    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         An example has all spans of at most `width` words that begin and end with a token: entity_start_positions and
@@ -283,7 +287,9 @@ class Questions:
 
     model_class = "AutoModelForQuestionAnswering"
 
-    def examples(self, records: Rows, tokenizer: Any, *, max_length: int | None = None) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
+    ) -> Iterator[dict[str, Any]]:
         """Yield the windows of each question, of at most `max_length` tokens (by default the tokenizer's limit).
 
         start_positions and end_positions are the columns of the first answer's first and last token, or of [CLS] if the

@@ -60,7 +60,9 @@ class EntityMaskedLM(MaskedLM):
         if self.entity_samples and label_smoothing:
             raise ValueError(f"label_smoothing is {label_smoothing}, expected 0 with entity_samples")
 
-    def examples(self, documents: Rows, tokenizer: Any, *, max_length: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+    def examples(
+        self, documents: Rows, tokenizer: Tokenizer, *, max_length: int, seed: int = 0
+    ) -> Iterator[dict[str, Any]]:
         """Yield the tokens of each text in pieces of at most `max_length`, each with the entities within it.
 
         `documents` are mappings of text, a string; entity_spans, the first and the last + 1 character of each mention;
@@ -83,7 +85,7 @@ class EntityMaskedLM(MaskedLM):
                 entities["entity_position_ids"] = [places for _, places in within]
                 yield special.around(row["input_ids"][start : start + limit]) | entities
 
-    def collator(self, tokenizer: Any, *, seed: int = 0) -> Collator:
+    def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> Collator:
         collator = EntityCollator(tokenizer, self.entity_share, samples=self.entity_samples, seed=seed)
         collator.masking = self.masking
         return collator
@@ -117,7 +119,7 @@ class EntityCollator(DataCollatorForLanguageModeling):
     Raises ValueError for a tokenizer without entities, or one that pads on the left, or for more samples than entities.
     """
 
-    def __init__(self, tokenizer: Any, share: float, *, samples: int | None = None, seed: int = 0):
+    def __init__(self, tokenizer: Tokenizer, share: float, *, samples: int | None = None, seed: int = 0):
         super().__init__(tokenizer, seed=seed)
         if not getattr(tokenizer, "entity_vocab", None):
             raise ValueError("tokenizer has no entity_vocab, which masked entities need")

@@ -315,7 +315,7 @@ REPLACED = (
 )
 
 
-def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str:
+def preview(text: str, tokenizer: Tokenizer, *, epochs: int = 3, seed: int = 0) -> str:
     """Return a text as objectives present it to a model, over some epochs, as printable lines.
 
     They show masked words, static beside dynamic, whole words and spans (Devlin et al. 2018; Liu et al. 2019; Joshi et
@@ -350,7 +350,7 @@ def preview(text: str, tokenizer: Any, *, epochs: int = 3, seed: int = 0) -> str
     return "\n".join(lines)
 
 
-def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+def _masked(batch: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a masked batch: the given one, and the wanted one where there is a label."""
     given, labels = batch["input_ids"][0], batch["labels"][0]
     wanted = tokenizer.convert_ids_to_tokens(np.where(labels == IGNORED, given, labels).tolist())
@@ -359,7 +359,7 @@ def _masked(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
     return [token if label == IGNORED else f"{token}/{own}" for token, own, label in rows]
 
 
-def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+def _ordered(batch: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a permutation batch, the predicted ones with their place in the order."""
     tokens = tokenizer.convert_ids_to_tokens(batch["input_ids"][0].tolist())
     for place, column in np.argwhere(batch["target_mapping"][0]):
@@ -367,7 +367,7 @@ def _ordered(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
     return tokens
 
 
-def _replaced(batch: Mapping[str, Any], tokenizer: Any) -> list[str]:
+def _replaced(batch: Mapping[str, Any], tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a batch with random words, the replaced ones marked."""
     given, labels = batch["input_ids"][0], batch["labels"][0]
     is_replaced = (labels != IGNORED) & (labels != given)
