@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
+from bertcore.kernels.linear import MOST_INT8_FEATURES
 from tests.kernels import attention_forms
 from tests.kernels.arrays import backward, f32
 from tests.kernels.attention_forms import DENSE, attend
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
 F64 = normal(1, (2, 3))
 IDS = np.array([0, 1, 2])
 TABLES = f32(9, 4), f32(9, 4)
+TOO_WIDE = f32(1, MOST_INT8_FEATURES + 1)
 SQUARE, WIDE, GRADIENT = f32(3, 3), f32(3, 4), f32(2, 4, 5, 8)
 OF_THREE, OF_FOUR = (kernels.EmbeddingSaved(IDS, rows) for rows in (3, 4))
 READ_ONLY, READ_ONLY_HEADS = (np.broadcast_to(np.float32(1), shape) for shape in ((3, 3), (7, 4, 8)))
@@ -53,6 +55,11 @@ affine(f32(), f32(1), f32(1)) -> ValueError: input () (...,
 linear(f32(), f32(3, 1)) -> ValueError: input () (...,
 linear(f32(2, 3), prepare_weight(F64)) -> TypeError: weight float64 float32 input
 linear(f32(2, 4), prepare_weight(f32(2, 3))) -> ValueError: weight (2, 3) (out_features, 4)
+prepare_weight(np.ones((2, 3), np.int8)) -> TypeError: scale None float32 (out_features,)
+prepare_weight(np.ones((2, 3), np.int8), np.ones(2)) -> TypeError: scale float64 float32 (out_features,)
+prepare_weight(f32(2, 3), f32(2)) -> ValueError: scale int8 float32
+prepare_weight(TOO_WIDE.astype(np.int8), f32(1)) -> ValueError: weight 65537 65536 int8
+prepare_weight(TOO_WIDE, dtype="int8") -> ValueError: weight 65537 65536 int8
 linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
 embedding(np.array([-1]), f32(4, 2)) -> ValueError: input[0] -1 0 to 3
