@@ -144,6 +144,12 @@ relative(**SEGMENTS, **OTHER_KEYS, cu_seqlens_k=np.array([0, 3, 8])) -> ValueErr
 relative(**OTHER_KEYS) -> ValueError: 8 7 cu_seqlens_k
 relative(cu_seqlens=np.array([0, 8])) -> ValueError: cu_seqlens 8 7 query
 attention(*DENSE, compute_dtype="float16") -> ValueError: compute_dtype 'float16' 'bfloat16'
+attention(*DENSE, compute_dtype="bfloat16", save=True) -> ValueError: save True bfloat16 gradients
+relative(distance_rows=None) -> TypeError: distance_rows None array
+bucketed_distances(8, 2) -> ValueError: max_distance 2 num_buckets 2
+pooling(SQUARE, None) -> TypeError: cu_seqlens None array
+softmax_backward([1.0], softmax(f32(3), save=True)[1]) -> TypeError: grad_output list array
+prepare_weight(f32(2, 3)).integers() -> TypeError: float32 int8
 attention(*[WIDE_HEADS] * 3, compute_dtype="bfloat16") -> TypeError: query float64 float32 compute_dtype='bfloat16'
 """.strip().splitlines()
 
