@@ -1,5 +1,6 @@
 """Packaging of bertcore: the folder kernels/ is the subpackage bertcore.kernels, by the link bertcore/kernels."""
 
+import os
 import re
 from pathlib import Path
 
@@ -27,6 +28,15 @@ SERVE = ["starlette>=0.40", "uvicorn>=0.30", "h11", "orjson", "prometheus_client
 # The one place of the version: bertcore/__init__.py, read without importing it.
 INITIAL = (Path(__file__).parent / "src" / "bertcore" / "__init__.py").read_text(encoding="utf-8")
 VERSION = re.search(r'^__version__ = "(.+)"$', INITIAL, re.MULTILINE)[1]
+
+# A workflow on GitHub knows where this repository is: PyPI's page links to it, and the README's links become absolute.
+README = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+LINKS = {}
+if "GITHUB_REPOSITORY" in os.environ:
+    home = f"{os.environ['GITHUB_SERVER_URL']}/{os.environ['GITHUB_REPOSITORY']}"
+    files = f"{home}/blob/v{VERSION}/"
+    README = re.sub(r"\]\((?!\w+:|#)", f"]({files}", README)
+    LINKS = {"Source": home, "Changelog": f"{files}CHANGELOG.md", "Issues": f"{home}/issues"}
 
 EXTRAS = {
     "kernels": [f"bertcore-kernels=={VERSION}"],  # packaging/kernels: compiled ahead, for an instant start
@@ -97,10 +107,11 @@ setup(
     name="bertcore",
     version=VERSION,
     description="Run and train the BERT family without PyTorch, on NumPy, Numba and CUDA",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=README,
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     author="The bertcore maintainers",
+    project_urls=LINKS,
     keywords=["BERT", "transformer", "encoder", "embeddings", "NLP", "NumPy", "Numba", "CUDA", "CuPy", "attention"],
     classifiers=CLASSIFIERS,
     license_files=["LICENSE"],

@@ -129,20 +129,22 @@ def test_an_installation_with_kernels_compiles_nothing(source, wheel, tmp_path):
     build = f"import setuptools.build_meta as b; print(b.build_wheel({str(folder)!r}))"
     name = run(bin / "python", "-c", build, folder=tmp_path / "source", BERTCORE_KERNEL_LEVELS=LEVEL.name).split()[-1]
     assert name.startswith(f"bertcore_kernels-{bertcore.__version__}-cp3") and "-none-any" not in name
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        bin / "python",
-        "install",
-        "--no-deps",
-        "-q",
-        folder / name,
-        folder=site,
-    )
+    pip = (sys.executable, "-m", "pip", "--python", bin / "python", "install", "--no-deps", "-q")
+    run(*pip, folder / name, folder=site)
     assert run(bin / "python", "-c", FIRST_ANSWER, folder=tmp_path, BERTCORE_CACHE_DIR=str(cache)) == "0\n"
     assert not list(cache.rglob("*.nbc"))
+
+
+def test_links_lead_out_of_the_page_on_pypi(source, tmp_path):
+    """A workflow builds with the repository's address, to which the README's links are relative."""
+    code = f"import setuptools.build_meta as b; b.prepare_metadata_for_build_wheel({str(tmp_path)!r})"
+    known = {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "owner/bertcore"}
+    run(sys.executable, "-c", code, folder=source, **known)
+    (file,) = tmp_path.glob("*/METADATA")
+    text, files = file.read_text(encoding="utf-8"), f"https://github.com/owner/bertcore/blob/v{bertcore.__version__}"
+    links = re.findall(r"\]\((.*?)\)", text)
+    assert f"{files}/docs/training.md" in links and all(re.match("https?:|#", link) for link in links)
+    assert f"Project-URL: Changelog, {files}/CHANGELOG.md" in text
 
 
 def sources(root, package):

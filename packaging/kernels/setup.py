@@ -73,7 +73,7 @@ setup(
     description=ABOUT,
     long_description=f"{ABOUT} Levels: {', '.join(LEVELS)}. Install it by `pip install bertcore[kernels]`.",
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     author="The bertcore maintainers",
     python_requires=f"=={sys.version_info.major}.{sys.version_info.minor}.*",
     packages=["bertcore_kernels"],
