@@ -363,6 +363,33 @@ class RankNetLoss(LambdaLoss):
         super().__init__(model, None, **more)
 
 
+class ADRMSELoss(_Lists):
+    """The squared error of smooth ranks and the labels' ranks, divided by log2(1 + rank): the mean over documents.
+
+    A document's smooth rank is 1 plus the sum over the others of sigmoid(alpha * (their score - its own)); documents
+    with equal labels share the mean of their ranks (Schlatt et al. 2024, arXiv:2405.07920).
+
+    Args:
+        model, more: as for `CrossEncoderObjective`.
+        alpha: the factor on differences: smooth ranks approach true ones as it grows.
+    """
+
+    is_of_lists = False  # the weight of a batch is its number of documents
+
+    def __init__(self, model: Any = None, alpha: float = 1.0, **more: Any):
+        super().__init__(model, **more)
+        self.alpha = check_number("alpha", alpha, above_zero=True)
+
+    def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
+        above, same = labels > labels[:, None], labels == labels[:, None]
+        ranks = above.sum(axis=1) + (same.sum(axis=1) + 1) / 2
+        shares = softplus(self.alpha * (scores - scores[:, None]))[1]
+        error = 0.5 + shares.sum(axis=1) - ranks  # of the 1, a half is in the sum: the document's own share
+        slopes, discount = self.alpha * shares * (1 - shares), kernels.array_module(scores).log2(1 + ranks)
+        pull = 2 * error / discount
+        return (error**2 / discount).sum(), pull @ slopes - pull * slopes.sum(axis=1), len(scores)
+
+
 def _cross_entropy(scores: Array, targets: Array) -> tuple[Array, Array]:
     """Return the sum over rows of the cross entropy of `targets` and softmax(scores), and its gradient."""
     sums, shares = log_sums(scores)

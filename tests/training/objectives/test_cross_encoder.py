@@ -24,6 +24,9 @@ def shares(sizes):
 
 
 LISTS = {  # name: (objective, labels of the sizes of lists, arguments of theirs)
+    "ADRMSELoss": (ours.ADRMSELoss(), grades, {}),
+    "ADRMSELoss of steep ranks": (ours.ADRMSELoss(None, 3.0, activation_fn="tanh"), shares,
+                                  {"alpha": 3.0, "activation_fn": "Tanh"}),
     "ListNetLoss": (ours.ListNetLoss(), shares, {}),
     "ListNetLoss of sigmoids": (ours.ListNetLoss(activation_fn="sigmoid"), shares, {"activation_fn": "Sigmoid"}),
     "ListMLELoss": (ours.ListMLELoss(), grades, {}),
@@ -240,6 +243,7 @@ def value_of(objective, labels):
         lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
         "model has 4 labels, expected 1 for MSE",
     ),
+    (lambda t: ours.ADRMSELoss(alpha=0), "alpha is 0, expected a finite number above 0"),
     (lambda t: ours.LambdaLoss(eps=0), "eps is 0, expected a finite number above 0"),
     (lambda t: value_of(ours.BinaryCrossEntropyLoss(), [1, 5]), r"labels\[1\] is 5.0, expected 0 to 1"),
     (lambda t: value_of(ours.CrossEntropyLoss(), [0, 2]), r"labels\[1\] is 2.0, expected a class from 0 to 1"),
