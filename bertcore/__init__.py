@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bertcore.file_readers import FILE_READERS
 
 if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks a re-export
+    from bertcore import evaluation as evaluation
     from bertcore import kernels as kernels
     from bertcore import lora as lora
     from bertcore import losses as losses
@@ -44,7 +45,6 @@ if TYPE_CHECKING:  # for type checkers, which do not see __getattr__; `as` marks
     from bertcore.models.replaced_tokens import ReplacedTokenModel as ReplacedTokenModel
     from bertcore.models.student import student_from_teacher as student_from_teacher
     from bertcore.passes import autocast as autocast
-    from bertcore.tasks import evaluation as evaluation
     from bertcore.tasks.cross_encoder import CrossEncoder as CrossEncoder
     from bertcore.tasks.gliner import GLiNER as GLiNER
     from bertcore.tasks.gliner2 import GLiNER2 as GLiNER2
@@ -129,8 +129,7 @@ _LAZY = {
     for name in names.split()
 }
 
-_MODULES = {name: f"bertcore.{name}" for name in ("kernels", "lora", "losses", "training", "util")}
-_MODULES["evaluation"] = "bertcore.tasks.evaluation"
+_MODULES = {name: f"bertcore.{name}" for name in ("evaluation", "kernels", "lora", "losses", "training", "util")}
 
 __all__ = sorted([*_LAZY, *_MODULES])
 

@@ -22,7 +22,7 @@ from runs import arguments, options, report
 
 from bertcore import AutoModel, AutoTokenizer, MultiVectorEncoder, SentenceEncoder
 from bertcore.demo_model import demo_model_folder
-from bertcore.tasks.evaluation import InformationRetrievalEvaluator
+from bertcore.evaluation import InformationRetrievalEvaluator
 from bertcore.tasks.sentence_encoder import save_sentence_encoder
 from bertcore.tasks.static import distill_static
 from bertcore.training import Trainer

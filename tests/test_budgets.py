@@ -15,7 +15,7 @@ MOST_PARAMETERS = 10
 MICRO_KERNELS = ("kernels/_numba/", "kernels/attention/cpu/")  # which take pointers, strides and counts
 LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
     "bertcore/models/generation.py:generate",
-    "bertcore/tasks/evaluation/retrieval.py:__init__",
+    "bertcore/evaluation/retrieval.py:__init__",
     "bertcore/tasks/hard_negatives.py:mine_hard_negatives",
     "bertcore/tasks/multi_vector/encoder.py:encode",
     "bertcore/tasks/multi_vector/encoder.py:encode_stream",

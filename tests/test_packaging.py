@@ -36,7 +36,8 @@ MAY_IMPORT = {
     "file_readers": set(),
     "formats": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "system", "tasks", "tokenization"},
     "training": {"arguments", "checkpoint", "drawing", "gradients", "kernels", "models", "nn", "passes", "tape"}
-    | {"system", "tasks", "tokenization"},  # tasks for the trainers of encoders
+    | {"evaluation", "system", "tasks", "tokenization"},  # tasks for the trainers of encoders
+    "evaluation": {"arguments", "kernels", "tasks"},
     "losses": {"training"},
     "lora": {"arguments", "checkpoint", "kernels", "models", "nn", "passes", "tape"},
     "tokenization": {"arguments", "checkpoint", "kernels"},

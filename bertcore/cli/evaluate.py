@@ -48,7 +48,7 @@ class Evaluate(WithModel):
     json: bool = False
 
     def run(self) -> None:
-        from bertcore.tasks.evaluation import InformationRetrievalEvaluator
+        from bertcore.evaluation import InformationRetrievalEvaluator
         from bertcore.tasks.loading import kind_of, load_encoder
 
         folder = model_folder(self.model)

@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore.arguments import check_share, check_strings, naming_nearest
+from bertcore.evaluation import SequentialEvaluator
 from bertcore.gradients import Gradients, zero_gradients
 from bertcore.kernels import checks
 from bertcore.nn.parameter import Parameter
 from bertcore.tasks.cross_encoder import CrossEncoder
-from bertcore.tasks.evaluation import SequentialEvaluator
 from bertcore.tasks.multi_vector import MultiVectorEncoder
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
@@ -243,7 +243,7 @@ class SentenceTransformerTrainer(Trainer):
         eval_dataset: the same, for the loss of an evaluation.
         loss: a loss made for the encoder, or a function that makes it; or a mapping of the datasets' names to these.
             `CoSENTLoss(model)` by default.
-        evaluator: one of `bertcore.tasks.evaluation`, or a list of them, called at each evaluation.
+        evaluator: one of `bertcore.evaluation`, or a list of them, called at each evaluation.
         callbacks, optimizers: as for `Trainer`.
 
     Attributes:

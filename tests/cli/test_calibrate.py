@@ -8,8 +8,8 @@ import pytest
 
 from bertcore import SentenceEncoder, pipeline, use_backend
 from bertcore.cli import main
+from bertcore.evaluation import InformationRetrievalEvaluator
 from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling, expected_calibration_error
-from bertcore.tasks.evaluation import InformationRetrievalEvaluator
 from bertcore.tasks.sequence_scores import softmax
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier
 from tests.tasks.pipelines.folders import LABELS, TEXTS, save_head

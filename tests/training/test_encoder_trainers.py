@@ -19,7 +19,7 @@ from bertcore import (
     use_backend,
 )
 from bertcore.checkpoint import open_checkpoint
-from bertcore.tasks.evaluation import EmbeddingSimilarityEvaluator
+from bertcore.evaluation import EmbeddingSimilarityEvaluator
 from bertcore.training.data.batches import Batches, DistinctBatches, LabelledBatches, MixedBatches, Named
 from bertcore.training.objectives import Supervised, cross_encoder
 from tests.refusals import refuses

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import bertcore
-from bertcore import AutoTokenizer, SentenceEncoder, use_backend
-from bertcore.tasks import evaluation, search
+from bertcore import AutoTokenizer, SentenceEncoder, evaluation, use_backend
+from bertcore.tasks import search
 from tests.lazy import lazy
 from tests.models.family_parity import random_model
 from tests.models.family_table import FAMILIES

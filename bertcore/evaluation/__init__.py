@@ -4,13 +4,13 @@ Construct an evaluator with its data and call it with encoders: `evaluator(encod
 It uses only an encoder's `encode_query`, `encode_document`, `encode`, `similarity` and `similarity_pairwise`.
 """
 
-from bertcore.tasks.evaluation.cross_encoder import (
+from bertcore.evaluation.cross_encoder import (
     CrossEncoderClassificationEvaluator,
     CrossEncoderCorrelationEvaluator,
     CrossEncoderRerankingEvaluator,
 )
-from bertcore.tasks.evaluation.evaluator import Evaluator, SequentialEvaluator
-from bertcore.tasks.evaluation.pairs import (
+from bertcore.evaluation.evaluator import Evaluator, SequentialEvaluator
+from bertcore.evaluation.pairs import (
     BinaryClassificationEvaluator,
     EmbeddingSimilarityEvaluator,
     LabelAccuracyEvaluator,
@@ -19,7 +19,7 @@ from bertcore.tasks.evaluation.pairs import (
     TranslationEvaluator,
     TripletEvaluator,
 )
-from bertcore.tasks.evaluation.retrieval import (
+from bertcore.evaluation.retrieval import (
     InformationRetrievalEvaluator,
     ParaphraseMiningEvaluator,
     RerankingEvaluator,

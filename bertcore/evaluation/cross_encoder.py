@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count
-from bertcore.kernels import checks
-from bertcore.tasks.evaluation.evaluator import (
+from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
     checked_numbers,
@@ -15,6 +14,7 @@ from bertcore.tasks.evaluation.evaluator import (
     of_ranking,
     of_thresholds,
 )
+from bertcore.kernels import checks
 from bertcore.tasks.texts import checked_text, listed_texts
 
 

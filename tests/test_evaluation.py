@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore import CrossEncoder, SentenceEncoder, SimilarityFunction, SparseEncoder
-from bertcore.tasks import evaluation
-from bertcore.tasks.evaluation import (
+from bertcore import CrossEncoder, SentenceEncoder, SimilarityFunction, SparseEncoder, evaluation
+from bertcore.evaluation import (
     BinaryClassificationEvaluator,
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
@@ -20,7 +19,7 @@ from bertcore.tasks.evaluation import (
     RerankingEvaluator,
     TripletEvaluator,
 )
-from bertcore.tasks.evaluation.evaluator import average_precision, ndcg, of_thresholds
+from bertcore.evaluation.evaluator import average_precision, ndcg, of_thresholds
 from bertcore.training.objectives import SoftmaxLoss
 from tests.refusals import refuses
 from tests.tasks.cross_encoder.tiny import save_tiny_classifier

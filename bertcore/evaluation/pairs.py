@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_strings
-from bertcore.kernels import checks
-from bertcore.tasks.evaluation.evaluator import (
+from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
     Score,
@@ -18,6 +17,7 @@ from bertcore.tasks.evaluation.evaluator import (
     of_dense,
     of_thresholds,
 )
+from bertcore.kernels import checks
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts
 

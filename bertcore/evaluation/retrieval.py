@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_count
-from bertcore.tasks.evaluation.evaluator import (
+from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
     Score,
