@@ -115,6 +115,7 @@ OF_CROSS_ENCODERS = {
     "three labels": (3, "Classification", (PAIRS, [place % 4 for place in range(19)]), {}),
     "scores": (1, "Correlation", (PAIRS, SCORES, "some"), {}),
     "negatives": (1, "Reranking", ([SAMPLES[k] for k in range(20)],), {"at_k": 2, "name": "some"}),
+    "no documents": (1, "Reranking", ([{"query": "a", "positive": [], "negative": []}, SAMPLES[0]],), {}),
     "documents": (1, "Reranking", (RANKED,), {}),
     "found documents": (1, "Reranking", (dict(enumerate(RANKED)), 3, False), {"batch_size": 5}),
 }
@@ -335,7 +336,7 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "samples has no entry", "Reranking", ([],), {}),
     (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
     (ValueError, r"sentence_pairs\[1\] is 'ab', expected two", "CrossEncoderCorrelation", ([TWO, "ab"], [1, 2]), {}),
-    (ValueError, "samples is empty", "CrossEncoderReranking", ([],), {}),
+    (ValueError, "samples has no documents", "CrossEncoderReranking", ([],), {}),
     (ValueError, "sentence_pairs is empty", "CrossEncoderClassification", ([], []), {}),
     (ValueError, "labels has negative numbers", "CrossEncoderClassification", ([TWO], [-1]), {}),
     (ValueError, r"samples\[0\] is .*and negative or documents", "CrossEncoderReranking",

@@ -128,8 +128,8 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
 
     Args:
         samples: {"query": text, "positive": text or texts} each, with "negative", the other documents, or "documents",
-            all documents in the order of a first search. Of a mapping, the values are used. Without a positive, the
-            metrics are 0.
+            all documents in the order of a first search. Of a mapping, the values are used. Without a positive or a
+            document, the metrics are 0.
         at_k: the number of documents that mrr and ndcg consider.
         always_rerank_positives: rank also the positives that are missing from `documents`.
         name, prompt_name, batch_size, options: see `PairsEvaluator` and `Evaluator`.
@@ -157,8 +157,6 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
                 raise ValueError(f"{where} is {sample!r:.100}, expected query, positive, and negative or documents")
             query, (kind,) = checked_text(f"{where}['query']", sample["query"]), kinds
             positive, others = (listed_texts(sample[key], f"{where}[{key!r}]") for key in ("positive", kind))
-            if not positive and not others:
-                raise ValueError(f"{where} has no documents, expected at least one")
             if kind == "documents":
                 are = [text in positive for text in others]
                 missing = len(positive) - sum(are) if any(are) else 0
@@ -170,7 +168,7 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
             self.rankings.append(np.array(are, bool))
             pairs += [(query, text) for text in others]
         if not pairs:
-            raise ValueError("samples is empty, expected at least one")
+            raise ValueError("samples has no documents, expected at least one")
         super().__init__(pairs, name, prompt_name, batch_size, **options)
         self.table = f"CrossEncoderRerankingEvaluator{{}}_results_@{at_k}.csv"
 

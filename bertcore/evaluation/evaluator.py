@@ -216,7 +216,6 @@ def of_thresholds(scores: np.ndarray, labels: np.ndarray) -> Metrics:
     # No pair is predicted similar.
     found["accuracy"] = float((~labels).mean())
     found["accuracy_threshold"] = float(np.nextafter(scores[0], scores.dtype.type(np.inf)))
-    found["f1_threshold"] = 0.0
     best = int(np.argmax(accuracy))
     if accuracy[best] > found["accuracy"]:
         found |= {"accuracy": float(accuracy[best]), "accuracy_threshold": _between(scores, int(ends[best]))}

@@ -54,7 +54,8 @@ def pipeline(
     hub = {"revision": revision, "token": token, "cache_dir": cache_dir, "local_files_only": local_files_only}
     if not isinstance(model, Model):
         return kind.from_pretrained(model, tokenizer=tokenizer, dtype=dtype, hub=hub, **options)
-    if wrong := [name for name, value in {"dtype": dtype, **hub}.items() if value not in (None, False)]:
+    loading = {"dtype": dtype, **hub, "local_files_only": local_files_only or None}
+    if wrong := [name for name, value in loading.items() if value is not None]:
         raise TypeError(f"{wrong[0]} is for a model that is not loaded yet, and model is a {type(model).__name__}")
     if tokenizer is None:
         raise TypeError(f"tokenizer is None, expected the tokenizer of the {type(model).__name__}")

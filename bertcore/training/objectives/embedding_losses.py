@@ -173,7 +173,7 @@ class GISTEmbedLoss(EmbeddingObjective):
         temperature: the divisor of cosines.
         margin_strategy: a candidate is left out if the guide's cosine for it is above c - margin ("absolute") or
             c - margin * abs(c) ("relative"), where c is the guide's cosine for the right one.
-        margin: see `margin_strategy`.
+        margin: see `margin_strategy`; below 0 it keeps candidates that are a little nearer, too.
         contrast_anchors, contrast_positives: whether anchors and positives are compared among themselves.
     """
 
@@ -196,7 +196,7 @@ class GISTEmbedLoss(EmbeddingObjective):
         if not hasattr(guide, "encode") or isinstance(guide, str):
             raise TypeError(f"guide is {type(guide).__name__}, expected a SentenceEncoder")
         checks.choice("margin_strategy", margin_strategy, ("absolute", "relative"))
-        self.guide, self.margin_strategy, self.margin = guide, margin_strategy, check_number("margin", margin)
+        self.guide, self.margin_strategy, self.margin = guide, margin_strategy, checks.finite_number("margin", margin)
         self.temperature = check_number("temperature", temperature, above_zero=True)
         self._among = [(0, 0)] * checks.boolean("contrast_anchors", contrast_anchors)
         self._among += [(1, 1)] * checks.boolean("contrast_positives", contrast_positives)

@@ -191,6 +191,7 @@ def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
         ("text-classification", [model], {}, "tokenizer is None"),
         ("text-classification", [other, tokenizer], {}, "needs AutoModelForSequenceClassification"),
         ("text-classification", [model, tokenizer], {"dtype": "float32"}, "dtype is for a model that is not loaded"),
+        ("text-classification", [model, tokenizer], {"token": False}, "token is for a model that is not loaded"),
         ("text-classification", [model, tokenizer], {"local_files_only": True}, "local_files_only is for a model that"),
     ):
         refuses((TypeError, ValueError), message, pipeline, task, *arguments, **options)

@@ -120,6 +120,7 @@ CASES = {  # name: (objective, columns, labels of so many examples, arguments of
         for options in (
             {"temperature": 0.5},
             {"margin": 0.3, "contrast_anchors": False},
+            {"margin": -0.3},
             {"margin_strategy": "relative", "margin": 0.9, "contrast_positives": False},
         )
     },
@@ -325,6 +326,7 @@ def test_a_guide_reads_the_texts(tokenizer):
         (lambda: MSELoss().of_embeddings(vectors_of(1, 3), np.ones((3, 5))), r"shape \(3, 5\), expected \(3, 6\)"),
         (lambda: DistillKLDivLoss(teacher_temperature=0), "teacher_temperature is 0, expected a finite number above 0"),
         (lambda: DistillKLDivLoss().of_embeddings(vectors_of(3, 2), np.ones(2)), r"labels has shape \(2,\), expected"),
+        (lambda: GISTEmbedLoss(None, Guide(), margin=float("nan")), "margin is nan, expected a finite number"),
         (lambda: GISTEmbedLoss(None, Guide(), margin_strategy="mild"), "margin_strategy is 'mild'"),
         (lambda: GISTEmbedLoss(None, Guide()).of_embeddings(vectors_of(2, 3), np.ones(3)), "expected .3, 2, dim.,"),
         (lambda: SoftmaxLoss(None, 0, 2), "embedding_dimension is 0, expected a positive integer"),
