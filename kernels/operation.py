@@ -165,10 +165,13 @@ class Operation:
         return function(grad_output, *saved, *options)
 
     def open_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> "BackwardCall":
-        """Return the call of the backward, checked; arrays in options are not."""
+        """Return the call of the backward, checked; of arrays in options only that they are arrays."""
         if type(saved) is not self.saves:
             expected = f"expected {self.saves.__name__}, which {self.name} returns with save=True"
             raise TypeError(f"saved is {type(saved).__qualname__}, {expected}")
+        for name, value in options.items():
+            if name not in self.options and value is not None and not _is_array(value):
+                raise TypeError(f"{name} is {type(value).__qualname__}, {MISSING}")
         call = BackwardCall(self, grad_output, saved, options)
         values = grad_output, *saved, *options.values()
         if all(type(value) is np.ndarray or not hasattr(value, "__dlpack__") for value in values):

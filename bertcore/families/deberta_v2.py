@@ -149,9 +149,10 @@ def _buckets(config: Mapping[str, Any], distance: int) -> int:
     buckets = read.size("position_buckets", 1)
     is_short = read.flag("position_biased_input", True) and read.size("max_position_embeddings", 512) <= buckets // 2
     if buckets < 2 or (distance <= buckets // 2 + 1 and not is_short):
+        some = f"2 to {2 * distance - 3}, or " if distance > 2 else ""
         raise ValueError(
-            f"config: position_buckets is {buckets}, expected 2 to {2 * distance - 3}, for distances up to {distance}, "
-            "or at most 0 for no buckets"
+            f"config: position_buckets is {buckets}, expected {some}at most 0 for no buckets, with distances up to "
+            f"{distance}"
         )
     return buckets
 

@@ -278,7 +278,7 @@ def attention_backward(
         None; relative is a `RelativePositions` of the gradients of its floating arrays. Without query_for_position the
         query's gradient holds both of its parts. attn_mask has no gradient.
     """
-    if out is not None and (not isinstance(out, tuple) or len(out) != 3):
+    if out is not None and (not isinstance(out, tuple) or len(out) != 3 or any(array is None for array in out)):
         raise TypeError(f"out is {out!r:.100}, expected a tuple of three arrays")
     call = ATTENTION.open_backward(backend, grad_output, saved, **dict(zip(_TARGETS, out or (), strict=False)))
     with dispatch.on_device_of(call.grad_output):

@@ -68,6 +68,7 @@ embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 
 embedding_backward(SQUARE, OF_THREE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32
 embedding_backward(SQUARE, OF_THREE, add_to=READ_ONLY) -> ValueError: add_to read-only
 embedding_backward(SQUARE, OF_THREE, add_to=SQUARE) -> ValueError: add_to grad_output overlaps
+embedding_backward(SQUARE, OF_THREE, add_to=0.5) -> TypeError: add_to float array
 linear_weight_gradient(SQUARE, SQUARE, dtype="float16") -> TypeError: dtype float16 float32 input
 linear_weight_gradient(f32(2, 3), SQUARE) -> ValueError: grad_output (2, 3) (3, out_features)
 linear_weight_gradient(SQUARE, SQUARE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32 input
@@ -77,6 +78,7 @@ linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE) -> ValueError: add_to i
 backward("linear", f32(2, 4), f32(2, 3), f32(4, 3), needs_weight=IDS) -> TypeError: needs_weight array True False
 pooling(SQUARE, np.array([0, 4])) -> ValueError: cu_seqlens 0 to 4 0 to 3
 pooling(f32(3, 2, 3), np.array([0, 3])) -> ValueError: input (3, 2, 3)
+backward("cross_entropy", f32(), SQUARE, IDS, out=[1.0]) -> TypeError: out list array
 backward("cross_entropy", f32(), SQUARE, IDS, out=WIDE) -> ValueError: out (3, 4) (3, 3)
 backward("cross_entropy", f32(), SQUARE, IDS, out=np.zeros((3, 3))) -> TypeError: out float64 float32
 backward("cross_entropy", f32(), SQUARE, IDS, out=READ_ONLY) -> ValueError: out read-only
@@ -105,6 +107,8 @@ backward("maxsim", f32(1, 1), f32(), f32(2, 4), np.array([0, 2])) -> ValueError:
 rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
 gradients(out=(f32(2, 4, 5, 8), GRADIENT, GRADIENT)) -> ValueError: out[1] shares memory with out[2]
 gradients(f32(2, 4, 5, 8), out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))) -> ValueError: out[0] shares memory with query
+gradients(out=(GRADIENT, None, GRADIENT)) -> TypeError: out tuple of three arrays
+gradients(out=(GRADIENT, GRADIENT, 3)) -> TypeError: out[2] int array
 gradients(out=GRADIENT) -> TypeError: out array tuple of three arrays
 gradients(out=(f32(2, 4, 5, 7), GRADIENT, GRADIENT)) -> ValueError: out[0] (2, 4, 5, 7) (2, 4, 5, 8)
 gradients(out=(GRADIENT, GRADIENT, normal(1, GRADIENT.shape))) -> TypeError: out[2] float64 float32

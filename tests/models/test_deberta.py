@@ -10,6 +10,7 @@ from bertcore.passes import Pass
 from bertcore.tape import Tape
 from tests.models.family_checks import check_gradients, check_loads, check_recorded, check_refused, drawn_anew
 from tests.models.family_table import FAMILIES, V3
+from tests.refusals import refuses
 from tests.slopes import assert_slope
 
 TINY = FAMILIES["deberta"].config
@@ -186,6 +187,8 @@ def test_holes_are_columns(cpu_backend, changes):
 def test_configs_that_are_refused():
     check_refused(AutoModel, V2_TINY | {"conv_kernel_size": 3}, {"conv_groups": 5, "conv_act": "mish"})
     check_refused(AutoModel, V2_TINY | {"position_biased_input": False}, {"position_buckets": 64})
+    near = V2_TINY | V3 | {"position_buckets": 2, "max_relative_positions": 2}
+    refuses(ValueError, "position_buckets is 2, expected at most 0", AutoModel, near)
     assert AutoModel({"model_type": "deberta-v2"}).spec.hidden_size == 1536
 
 
