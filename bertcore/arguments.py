@@ -12,7 +12,8 @@ import operator
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args
 
 if TYPE_CHECKING:
@@ -91,6 +92,33 @@ def as_float32(name: str, numbers: Any) -> Any:
             return numbers.astype(np.float32, copy=False)
     except FloatingPointError as error:
         raise ValueError(f"{name} holds numbers beyond the range of float32, expected smaller ones") from error
+
+
+def check_function(name: str, value: Any) -> None:
+    """Raise TypeError for anything that cannot be called."""
+    if not callable(value):
+        raise TypeError(f"{name} is {value!r:.60}, expected a function")
+
+
+def check_list(name: str, values: Any, of: str) -> list[Any]:
+    """Return the items of an iterable. Raises TypeError for anything else, and for a string or a mapping."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not getattr(values, "ndim", 1):
+        raise TypeError(f"{name} is {type(values).__name__}, expected a list of {of}")
+    return list(values)
+
+
+def check_mapping(name: str, values: Any, by: str = "names") -> dict[Any, Any]:
+    """Return a mapping as a dict. Raises TypeError for anything else."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"{name} is {type(values).__name__}, expected a mapping by {by}")
+    return dict(values)
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return the name of a file or folder as a Path. Raises TypeError for anything else."""
+    if not isinstance(value, str | os.PathLike):
+        raise TypeError(f"{name} is {value!r:.60}, expected the name of a file or folder")
+    return Path(value)
 
 
 def check_strings(name: str, values: Any) -> list[str]:

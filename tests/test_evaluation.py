@@ -291,7 +291,7 @@ ENCODES = SimpleNamespace(encode=len)
     ),
     (
         TypeError,
-        r"score_functions\['dot'\] is str, expected a function",
+        r"score_functions\['dot'\] is 'dot', expected a function",
         "InformationRetrieval",
         (QUERIES, CORPUS, RELEVANT),
         {"score_functions": {"dot": "dot"}},
@@ -311,7 +311,11 @@ ENCODES = SimpleNamespace(encode=len)
      ([{"query": "a", "positive": None, "negative": "b"}],), {}),
     (TypeError, "duplicates_list has 3, expected pairs", "ParaphraseMining", ({"a": "b"}, [3]), {}),
     (TypeError, "duplicates_dict is 'x'", "ParaphraseMining", ({"a": "b"},), {"duplicates_dict": "x"}),
-    (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
+    (ValueError, "scores holds inf or NaN", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
+    (TypeError, "mrr_at_k is int, expected", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"mrr_at_k": 5}),
+    (TypeError, "samples is NoneType, expected a list", "Reranking", (None,), {}),
+    (TypeError, "samples is NoneType, expected a list", "CrossEncoderReranking", (None,), {}),
+    (TypeError, "sentence_pairs is NoneType, expected a list", "CrossEncoderCorrelation", (None, [1]), {}),
     (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
     (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
     (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
@@ -358,7 +362,21 @@ def test_a_table_of_translations_may_lack_some(encoder):
 
 @pytest.mark.parametrize("model", [None, "folder", 3])
 def test_models_are_encoders(model):
-    refuses(TypeError, "model is .*, expected an encoder", TripletEvaluator(["a"], ["b"], ["c"]), model)
+    refuses(TypeError, "model is .*, expected one with encode", TripletEvaluator(["a"], ["b"], ["c"]), model)
+
+
+def test_a_reranker_is_not_an_encoder_of_texts(encoder):
+    reranker = SimpleNamespace(predict=len)
+    refuses(
+        TypeError, "expected one with encode or", InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT), reranker
+    )
+    evaluator = evaluation.CrossEncoderCorrelationEvaluator([TWO], [1])
+    refuses(TypeError, "model is SentenceEncoder, expected one with predict", evaluator, encoder)
+
+
+def test_a_teacher_may_return_lists(encoder):
+    teacher = SimpleNamespace(encode=lambda texts, **options: encoder.encode(texts).tolist())
+    assert evaluation.MSEEvaluator(TWO, TWO, teacher)(encoder)["negative_mse"] == pytest.approx(0)
 
 
 def test_an_evaluator_without_metrics_is_refused(encoder):

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bertcore import system
-from bertcore.arguments import printable
+from bertcore.arguments import check_path, printable
 from bertcore.file_readers import naming_files
 from bertcore.system import locked, replace, sync
 
@@ -176,9 +176,9 @@ def digest_of(file: Path) -> str:
 
 def made_folder(folder: str | os.PathLike[str]) -> Path:
     """Make a folder unless it exists. Raises ValueError for an empty name, which would be the current folder."""
+    path = check_path("folder", folder)
     if not os.fspath(folder):
         raise ValueError("folder is empty, expected the name of a folder ('.' for the current one)")
-    path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     return path
 

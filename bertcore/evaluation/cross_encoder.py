@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, check_list
 from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
@@ -21,6 +21,8 @@ from bertcore.tasks.texts import checked_text, listed_texts
 class PairsEvaluator(Evaluator):
     """The base of evaluators of pairs: texts (first, second), and the name of a prompt before the first ones."""
 
+    methods = ("predict",)
+
     def __init__(
         self,
         sentence_pairs: Iterable[Sequence[str]],
@@ -32,7 +34,7 @@ class PairsEvaluator(Evaluator):
         super().__init__(name, batch_size, **options)
         self.prompt_name = prompt_name
         self.sentence_pairs: list[tuple[str, ...]] = []
-        for number, pair in enumerate(sentence_pairs):
+        for number, pair in enumerate(check_list("sentence_pairs", sentence_pairs, "pairs of texts")):
             texts = tuple(listed_texts(pair, f"sentence_pairs[{number}]"))
             if isinstance(pair, str) or len(texts) != 2:
                 raise ValueError(f"sentence_pairs[{number}] is {pair!r:.60}, expected two texts")
@@ -150,7 +152,8 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
         self.rankings: list[np.ndarray] = []  # whether each document answers its query
         self.base: list[np.ndarray] = []
         pairs: list[tuple[str, str]] = []
-        for number, sample in enumerate(samples.values() if isinstance(samples, Mapping) else samples):
+        some = samples.values() if isinstance(samples, Mapping) else samples
+        for number, sample in enumerate(check_list("samples", some, "mappings")):
             where = f"samples[{number}]"
             kinds = {"negative", "documents"} & set(sample) if isinstance(sample, Mapping) else ()
             if len(kinds) != 1 or not {"query", "positive"} <= set(sample):

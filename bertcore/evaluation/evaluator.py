@@ -2,13 +2,13 @@
 
 import csv
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import Described, check_count, required
+from bertcore.arguments import Described, check_count, check_function, check_list, required
 
 Metrics = dict[str, float]
 Score = Callable[[Any, Any], np.ndarray]
@@ -30,6 +30,7 @@ class Evaluator(Described):
     """
 
     greater_is_better = True
+    methods: tuple[str, ...] = ("encode", "encode_query")  # a model has one of them
     table = "{}_results.csv"  # name of the file of results; {} stands for the name of the data
 
     def __init__(
@@ -56,8 +57,8 @@ class Evaluator(Described):
             output_path: folder of the table of results; a row is appended.
             epoch, steps: the progress of training, for the table.
         """
-        if isinstance(model, str) or not any(hasattr(model, name) for name in ("encode", "encode_query", "predict")):
-            raise TypeError(f"model is {type(model).__name__}, expected an encoder")
+        if isinstance(model, str) or not any(hasattr(model, name) for name in self.methods):
+            raise TypeError(f"model is {type(model).__name__}, expected one with {' or '.join(self.methods)}")
         found, primary = self.metrics(model)
         start = f"{self.name}_" if self.name else ""
         self.primary_metric = start + primary
@@ -104,11 +105,9 @@ class SequentialEvaluator(Evaluator):
         main_score_function: Callable[[list[float]], float] = lambda scores: scores[-1],
     ):
         super().__init__()
-        if isinstance(evaluators, str | Mapping) or not isinstance(evaluators, Iterable):
-            raise TypeError(f"evaluators is {type(evaluators).__name__}, expected a list of evaluators")
-        if not callable(main_score_function):
-            raise TypeError(f"main_score_function is {main_score_function!r:.60}, expected a function")
-        self.evaluators, self.main_score_function = list(evaluators), main_score_function
+        check_function("main_score_function", main_score_function)
+        self.evaluators = check_list("evaluators", evaluators, "evaluators")
+        self.main_score_function = main_score_function
         if not self.evaluators:
             raise ValueError("evaluators is empty, expected at least one")
         for place, evaluator in enumerate(self.evaluators):
@@ -200,8 +199,10 @@ def checked_numbers(name: str, values: Any, count: int) -> np.ndarray:
         numbers = np.asarray(values, np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise TypeError(f"{name} is {values!r:.60}, expected {count} finite numbers") from error
-    if numbers.shape != (count,) or not np.isfinite(numbers).all():
+    if numbers.shape != (count,):
         raise ValueError(f"{name} has shape {numbers.shape}, expected ({count},): finite numbers")
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{name} holds inf or NaN, expected finite numbers")
     return numbers
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_strings
+from bertcore.arguments import check_list, check_numbers, check_strings
 from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
@@ -214,7 +214,8 @@ class MSEEvaluator(Evaluator):
 
     def metrics(self, model: Any) -> tuple[Metrics, str]:
         for name, (wanted, texts) in self.data.items():
-            vectors = self._embedded(model.encode, texts)
+            wanted = check_numbers("the teacher's embeddings", wanted)
+            vectors = check_numbers("the student's embeddings", self._embedded(model.encode, texts))
             if wanted.shape != vectors.shape:
                 raise ValueError(f"the student's embeddings have shape {vectors.shape}, the teacher's {wanted.shape}")
             self.errors[name] = 100 * float(((wanted - vectors) ** 2).mean())
@@ -347,9 +348,7 @@ def _records(dataframe: Any) -> list[Any]:
     """Return the rows of a DataFrame, or of a list of mappings."""
     if hasattr(dataframe, "to_dict"):
         return dataframe.astype(object).where(dataframe.notna(), None).to_dict("records")
-    if isinstance(dataframe, str | Mapping) or not isinstance(dataframe, Iterable):
-        raise TypeError(f"dataframe is {type(dataframe).__name__}, expected a list of mappings of languages to texts")
-    return list(dataframe)
+    return check_list("dataframe", dataframe, "mappings of languages to texts")
 
 
 def _text_in(row: Any, number: int, language: str) -> str:

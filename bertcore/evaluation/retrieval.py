@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count
+from bertcore.arguments import check_count, check_function, check_list, check_mapping
 from bertcore.evaluation.evaluator import (
     Evaluator,
     Metrics,
@@ -67,11 +67,9 @@ class InformationRetrievalEvaluator(Evaluator):
         super().__init__(**options)
         mappings: dict[str, Any] = {"queries": queries, "corpus": corpus, "relevant_docs": relevant_docs}
         for argument, value in (mappings | {"score_functions": score_functions or {}}).items():
-            if not isinstance(value, Mapping):
-                raise TypeError(f"{argument} is {type(value).__name__}, expected a mapping by ids or names")
+            check_mapping(argument, value, "ids or names")
         for name, function in (score_functions or {}).items():
-            if not callable(function):
-                raise TypeError(f"score_functions[{name!r}] is {type(function).__name__}, expected a function")
+            check_function(f"score_functions[{name!r}]", function)
         self.relevant_docs = {query: _ids(f"relevant_docs[{query!r}]", found) for query, found in relevant_docs.items()}
         self.queries_ids = [query for query in queries if self.relevant_docs.get(query)]
         if not self.queries_ids or not corpus:
@@ -85,7 +83,8 @@ class InformationRetrievalEvaluator(Evaluator):
         self.corpus_chunk_size = check_count("corpus_chunk_size", corpus_chunk_size)
         at = {"accuracy": accuracy_at_k, "precision": precision_recall_at_k, "recall": precision_recall_at_k}
         at |= {"ndcg": ndcg_at_k, "mrr": mrr_at_k, "map": map_at_k}
-        self.at_k = {metric: [check_count(f"{metric}_at_k", each) for each in depths] for metric, depths in at.items()}
+        depths = {metric: check_list(f"{metric}_at_k", some, "positive integers") for metric, some in at.items()}
+        self.at_k = {metric: [check_count(f"{metric}_at_k", each) for each in some] for metric, some in depths.items()}
         if not self.at_k["ndcg"]:
             raise ValueError("ndcg_at_k is empty, expected at least one number, for the primary metric")
         self.score_functions, self.main_score_function = score_functions, main_score_function
@@ -174,6 +173,8 @@ class RerankingEvaluator(Evaluator):
         options: see `Evaluator`.
     """
 
+    methods = ("encode", "encode_query", "predict")
+
     def __init__(
         self,
         samples: Iterable[Mapping[str, Any]] | Mapping[Any, Mapping[str, Any]],
@@ -187,7 +188,8 @@ class RerankingEvaluator(Evaluator):
         self.at_k, self.similarity_fct = check_count("at_k", at_k), similarity_fct
         self.table = f"RerankingEvaluator{{}}_results_@{at_k}.csv"
         self.samples: list[tuple[str, list[str], int]] = []  # query, documents, number of answers
-        for number, sample in enumerate(samples.values() if isinstance(samples, Mapping) else samples):
+        some = samples.values() if isinstance(samples, Mapping) else samples
+        for number, sample in enumerate(check_list("samples", some, "mappings")):
             if not isinstance(sample, Mapping) or not {"query", "positive", "negative"} <= set(sample):
                 raise ValueError(f"samples[{number}] is {sample!r:.100}, expected query, positive and negative by name")
             right, wrong = (
@@ -259,8 +261,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         **options: Any,
     ):
         super().__init__(batch_size=batch_size, **options)
-        if not isinstance(sentences_map, Mapping):
-            raise TypeError(f"sentences_map is {type(sentences_map).__name__}, expected a mapping of ids to texts")
+        check_mapping("sentences_map", sentences_map, "ids")
         self.ids = list(sentences_map)
         self.sentences = list(checked_texts(sentences_map.values(), "sentences_map"))
         known = set(self.ids)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import Arguments, required
+from bertcore.arguments import Arguments, check_function, check_mapping, required
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
@@ -64,7 +64,7 @@ def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]
 def _take_peers_arguments(encoder: Any, named: Mapping[str, Any], given: dict[str, Any]) -> None:
     """Translate sentence-transformers' arguments: `model_kwargs` with a dtype, and `modules` to a folder of them."""
     name = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
-    kwargs = dict(given.pop(name) or {}) if name else {}
+    kwargs = check_mapping(name, given.pop(name) or {}) if name else {}
     dtypes = [kwargs.pop(key) for key in ("dtype", "torch_dtype") if key in kwargs]
     if kwargs:
         raise TypeError(f"{name} has {', '.join(map(repr, kwargs))}, expected only dtype")
@@ -263,6 +263,7 @@ class Encoder:
 
         They also store their figures in `model_card_data.metrics`.
         """
+        check_function("evaluator", evaluator)
         if output_path is not None:
             Path(output_path).mkdir(parents=True, exist_ok=True)
         return evaluator(self, output_path)

@@ -41,7 +41,8 @@ class Prompts:
     default: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.by_name, Mapping) or not all(isinstance(text, str) for text in self.by_name.values()):
+        known = self.by_name if isinstance(self.by_name, Mapping) else {0: 0}
+        if not all(isinstance(text, str) for pair in known.items() for text in pair):
             raise TypeError(f"prompts is {self.by_name!r}, expected texts by name")
 
     def resolve(self, prompt: str | None, prompt_name: str | None) -> str:

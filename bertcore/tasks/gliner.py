@@ -249,7 +249,7 @@ class GLiNER(Extractor):
         return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
-        limit = f"{self.model.gliner.max_len} words, or {self.max_seq_length} tokens with the labels,"
+        limit = f"{self.model.gliner.max_len} words, or {self.max_seq_length} tokens with the labels"
         return CutTexts(self, max_length, None, limit=limit)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import as_float32, check_count
+from bertcore.arguments import as_float32, check_count, check_path
 from bertcore.checkpoint.files import (
     CheckpointError,
     NpyStream,
@@ -68,7 +68,7 @@ class VectorIndex:
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
-        self.folder = Path(folder)
+        self.folder = check_path("folder", folder)
         if not self.folder.is_dir():
             what = "is a file" if self.folder.exists() else "does not exist"
             raise CheckpointError(f"{self.folder} {what}, expected the folder of an index")
@@ -169,7 +169,7 @@ class VectorIndex:
         if rescore_precision == "default":
             rescore_precision = "int8" if precision == "binary" else None
         _check_settings(precision, similarity, rescore_precision)
-        index, path = cls.__new__(cls), Path(folder)
+        index, path = cls.__new__(cls), check_path("folder", folder)
         index.folder, index.precision, index.similarity = path, precision, similarity
         index.rescore_precision, index.has_texts = rescore_precision, texts is not None
         index.metadata = _checked_metadata(metadata)

@@ -59,7 +59,7 @@ def quantize(
     settings = read_encoder_settings(source)
     model = settings.model_folder
     _check_links(source, settings.folders)
-    _check_target(target, (source, model))
+    check_target(target, (source, model))
     config, stored_dtype = checkpoint.split_dtype(model, checkpoint.read_config(model))
     if stored_dtype is not None:
         raise ValueError(f"{model} is in {stored_dtype}, expected the model that it was made from")
@@ -186,7 +186,8 @@ def _check_links(source: Path, folders: Iterable[Path]) -> None:
                 )
 
 
-def _check_target(target: Path, sources: tuple[Path, ...]) -> None:
+def check_target(target: Path, sources: tuple[Path, ...]) -> None:
+    """Raise ValueError unless `target` is new or an empty folder, and none of `sources`."""
     if not target.exists():
         return
     if not target.is_dir():

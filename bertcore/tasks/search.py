@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import as_float32, check_count, check_numbers, required
+from bertcore.arguments import as_float32, check_count, check_function, check_numbers, required
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.quantization import PRECISIONS, Codes
@@ -181,11 +181,16 @@ def _best_pairs(
     queries: np.ndarray, corpus: np.ndarray, top_k: int, score_function: Score, chunks: tuple[int, int]
 ) -> Iterator[list[tuple[int, float]]]:
     """Yield (index, score) of the best rows of the corpus for each query, compared in chunks of these sizes."""
+    check_function("score_function", score_function)
     for start in range(0, len(queries), chunks[0]):
         some = queries[start : start + chunks[0]]
         best = BestRows(len(some), top_k)
         for first in range(0, len(corpus), chunks[1]):
-            best.add(score_function(some, corpus[first : first + chunks[1]]))
+            others = corpus[first : first + chunks[1]]
+            scores = np.asarray(score_function(some, others))
+            if scores.shape != (expected := (len(some), len(others))):
+                raise ValueError(f"score_function returned shape {scores.shape}, expected {expected}")
+            best.add(scores)
         for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
             yield list(zip(indices, scores, strict=True))
 

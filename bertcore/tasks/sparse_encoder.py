@@ -327,7 +327,8 @@ class SparseEncoder(PromptedReader):
     @staticmethod
     def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
         """Return the products of the weights that two embeddings share, for a row or for each row of a matrix."""
-        found = as_table(embeddings_1).multiply(as_table(embeddings_2)).tocsr()
+        first = as_table(embeddings_1)
+        found = first.multiply(as_table(embeddings_2, first.shape[1])).tocsr()
         found = found if embeddings_1.ndim == embeddings_2.ndim == 2 or found.shape[0] > 1 else found[0]
         return as_tensor(found, True) if hasattr(embeddings_1, "is_sparse") else found
 

@@ -183,6 +183,7 @@ class StaticModelPipeline(Described):
         Raises ValueError for another estimator, or another activation than ReLU between layers.
         """
         kind, classes = type(estimator).__name__, getattr(estimator, "classes_", None)
+        kind = kind if hasattr(estimator, "coef_") or hasattr(estimator, "coefs_") else "unfitted"
         if kind == "LogisticRegression" and (estimator.solver != "liblinear" or len(classes) == 2):
             layers, activation = [(estimator.coef_, estimator.intercept_)], "softmax"
         elif kind in ("MLPClassifier", "MLPRegressor") and (estimator.activation == "relu" or estimator.n_layers_ == 2):

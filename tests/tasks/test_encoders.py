@@ -178,6 +178,10 @@ def test_prompts_and_tasks_are_checked(made):
     folder = made["dense"][0].folder
     for prompts in (5, {"query": 5}):
         refuses(TypeError, r"prompts is .*5.*, expected texts by name", SentenceEncoder, folder, prompts=prompts)
+    refuses(TypeError, "prompts is", SentenceEncoder, folder, prompts={1: "a"})
+    refuses(TypeError, "model_kwargs is int, expected a mapping", SentenceEncoder, folder, model_kwargs=5)
+    refuses(TypeError, "evaluator is None, expected a function", SentenceEncoder(folder).evaluate, None)
+    refuses(TypeError, "folder is None, expected the name", SentenceEncoder(folder).save_pretrained, None)
     refuses(TypeError, "prompts is 5", setattr, SentenceEncoder(folder), "prompts", 5)
     encoder, encode, texts = made["sparse"]
     refuses(ValueError, "task is 'x', expected one of", encode, texts, task="x")

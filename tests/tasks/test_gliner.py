@@ -97,7 +97,7 @@ def test_words_without_tokens_do_not_shift_the_others(model):
 
 def test_a_cut_text_is_told_of_once(folder):
     model = GLiNER.from_pretrained(folder)
-    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or 64 tokens with the labels"):
+    with pytest.warns(TextsCutWarning, match="1 of 2 texts were cut to 20 words, or 64 tokens with the labels. This"):
         model.inference(["a " * 21, "a " * 20], ["city"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -202,6 +202,8 @@ NAN = np.where(np.arange(301)[:, None] == 300, np.nan, ROWS)
 ])  # fmt: skip
 def test_wrong_input_leaves_nothing(tmp_path, folder, embeddings, options, error, message):
     refuses(error, message, VectorIndex.build, folder, embeddings, **options)
+    refuses(TypeError, "folder is None, expected the name", VectorIndex.build, None, embeddings)
+    refuses(TypeError, "folder is None, expected the name", VectorIndex, None)
     assert not [*tmp_path.iterdir()]
 
 

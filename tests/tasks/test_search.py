@@ -137,6 +137,14 @@ def test_counts_are_checked(options):
         semantic_search(ROWS, ROWS, **options)
 
 
+def test_scores_are_a_functions():
+    refuses(
+        TypeError, "score_function is 'dot', expected a function", semantic_search, ROWS, ROWS, score_function="dot"
+    )
+    expected = r"score_function returned shape \(\), expected \(\d+, \d+\)"
+    refuses(ValueError, expected, semantic_search, ROWS, ROWS, score_function=lambda *given: None)
+
+
 def test_embeddings_of_two_widths_are_told_of_by_their_names():
     with pytest.raises(ValueError, match=r"query_embeddings has shape \(37, 5\), corpus_embeddings \(37, 4\)"):
         semantic_search(ROWS, ROWS[:, :4])

@@ -256,7 +256,8 @@ def test_heads_that_do_not_fit(table, encoder, tmp_path):
         (ValueError, "expected None", (table, layers, "identity", classes)),
     ]:
         refuses(error, text, StaticModelPipeline, *given)
-    refuses(ValueError, "estimator is 3, expected", StaticModelPipeline.from_estimator, table, 3)
+    for wrong in (3, pytest.importorskip("sklearn.linear_model").LogisticRegression()):
+        refuses(ValueError, "estimator is .*, expected a fitted", StaticModelPipeline.from_estimator, table, wrong)
     StaticModelPipeline(table, layers, activation, classes).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     for changes, text in [({"n_layers": 1}, "expected the maps head.0 to 1"), ({"classes": None}, "classes is None")]:

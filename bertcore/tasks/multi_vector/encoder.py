@@ -87,7 +87,7 @@ class MultiVectorEncoder(PromptedReader):
             published.
         skiplist_words: tokens without a vector in documents; by default as published. Words that are not tokens of the
             vocabulary are ignored.
-        embedding_dimension: length of the vectors of a new map.
+        embedding_dimension: length of the vectors of a new map, by default 128.
         similarity_fn_name: "maxsim", or "meanmaxsim", which divides it by the number of the query's vectors; by default
             as published, or "maxsim".
         options: see `Encoder`.
@@ -117,7 +117,7 @@ class MultiVectorEncoder(PromptedReader):
         document_length: int | None = None,
         query_expansion: Mapping[str, Any] | bool | None = None,
         skiplist_words: Sequence[str] | None = None,
-        embedding_dimension: int = 128,
+        embedding_dimension: int | None = None,
         similarity_fn_name: str | None = None,
         **options: Unpack[EncoderOptions],
     ):
@@ -147,8 +147,11 @@ class MultiVectorEncoder(PromptedReader):
         ids = {word: tokens.get(word) for word in self.skiplist_words}
         self._skipped = [number for word, number in ids.items() if number is not None or word == unknown]
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
-        new = check_count("embedding_dimension", embedding_dimension)
+        new = 128 if embedding_dimension is None else check_count("embedding_dimension", embedding_dimension)
         self.head = TokenHead(settings, self.model.spec.hidden_size, of_maps, new)
+        if embedding_dimension not in (None, self.head.width):
+            expected = f"expected {self.head.width} or None: the model has a map to token vectors"
+            raise ValueError(f"embedding_dimension is {embedding_dimension}, {expected}")
 
     def _keep_prefixes_whole(self) -> None:
         """Let the tokenizer recognise the tokens before texts ("[unused0]", "[Q] ") as entries of its vocabulary."""

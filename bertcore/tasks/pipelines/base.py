@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import DType, check_count
+from bertcore.arguments import DType, check_count, check_mapping
 from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models.model import Model, NewlyInitialisedWarning
@@ -26,6 +26,11 @@ CLASSIFIERS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"),
     *("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification"),
 )
+
+
+def listed_names(item: Mapping[str, Any]) -> str:
+    """Return the keys of an input, for an error message."""
+    return f"{', '.join(map(repr, item)):.200}" or "none"
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Pipeline:
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         if set(item) != set(self._keys):
             expected = " and ".join(map(repr, self._keys))
-            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected {expected}")
+            raise ValueError(f"{name} has the keys {listed_names(item)}, expected {expected}")
         return (checked_text(f"{name}[{key!r}]", item[key]) for key in self._keys)
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
@@ -193,7 +198,7 @@ class Pipeline:
     def _options(self, given: Mapping[str, Any]) -> Any:
         names, given = [field.name for field in fields(self.options_class)], dict(given)
         for name in ("tokenizer_kwargs", "tokenize_kwargs"):
-            given = dict(given.pop(name, None) or {}) | given
+            given = check_mapping(name, given.pop(name, None) or {}) | given
         unknown = [name for name in given if name not in names]
         if unknown:
             raise TypeError(f"{self.task} got an unexpected option {unknown[0]!r}; it takes {', '.join(names)}")

@@ -21,7 +21,7 @@ from bertcore.tasks.calibration import Calibration
 from bertcore.tasks.gliner import GLiNER, is_gliner2
 from bertcore.tasks.gliner2 import GLiNER2
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline
+from bertcore.tasks.pipelines.base import CallOptions, Pipeline, listed_names
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -84,7 +84,7 @@ class TextClassificationPipeline(Pipeline):
         if not isinstance(item, Mapping):
             return super()._texts(item, name, options)
         if "text" not in item or set(item) - {"text", "text_pair"}:
-            raise ValueError(f"{name} has the keys {', '.join(map(repr, item))}, expected 'text' and 'text_pair'")
+            raise ValueError(f"{name} has the keys {listed_names(item)}, expected 'text' and 'text_pair'")
         second = item.get("text_pair")
         if second is not None:
             second = checked_text(f"{name}['text_pair']", second)

@@ -13,7 +13,7 @@ from bertcore.arguments import check_count, check_share
 from bertcore.checkpoint import CheckpointError
 from bertcore.models import entities
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline
+from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline, listed_names
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import checked_text, too_long
@@ -97,7 +97,7 @@ class EntityClassificationPipeline(_EntityPipeline):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         missing = [key for key in self._keys if key not in item]
         if missing:
-            raise ValueError(f"{name} has no {missing[0]!r}, it has {', '.join(map(repr, item)):.200}")
+            raise ValueError(f"{name} has no {missing[0]!r}, it has {listed_names(item)}")
         text = checked_text(f"{name}['text']", item["text"])
         try:
             return [_Mention(text, spans=tuple(marked.checked_spans(item["spans"], text, self.count)))]
@@ -218,7 +218,7 @@ class SpanNerPipeline(_EntityPipeline):
 
     def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
         if isinstance(item, Mapping) and "text" not in item:
-            raise ValueError(f"{name} has no 'text', it has {', '.join(map(repr, item)):.200}")
+            raise ValueError(f"{name} has no 'text', it has {listed_names(item)}")
         return super()._texts(_text_of(item), name, options)
 
     def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:

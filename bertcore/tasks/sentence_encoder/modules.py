@@ -314,19 +314,19 @@ def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
     folder = opened_folder(folder, "sentence encoder")
     with locked(folder, shared=True):
         read = saved_settings(folder)
-        options: dict[str, Any] = {"similarity": read.choice("similarity_fn_name", *SIMILARITIES)}
-        options["truncate_dim"] = read.size("truncate_dim")
         if modules is None and (routes := read_routes(folder)):
             modules = routes.modules[routes.first]
+    own = modules is not None and [module.type for module in modules] == ["custom_st.Transformer"]
+    is_static = modules is not None and not own and _check_order(folder, modules)
+    options: dict[str, Any] = {"similarity": read.choice("similarity_fn_name", *SIMILARITIES)}
+    options["truncate_dim"] = read.size("truncate_dim")
     if modules is None:
         table = _read_model2vec(folder)
         of_model = {"is_static": True, **table} if table else read_transformer(folder, "feature-extraction")
         return Settings(folder, (folder,), **of_model, **options)
-    own = [module.type for module in modules] == ["custom_st.Transformer"]
     if own and SavedSettings(folder / CONFIG_NAME).get("model_type") == JINA_V5:
         how = {"pooling": ("lasttoken",), "normalize": True}  # like the code named there, which is never run
         return Settings(folder, (folder,), **read_transformer(folder, "feature-extraction"), **options, **how)
-    is_static = _check_order(folder, modules)
     maps = modules[1 if is_static else 2 :]
     normalize = bool(maps) and maps[-1].kind == "Normalize"
     if is_static:

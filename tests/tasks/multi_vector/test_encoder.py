@@ -252,6 +252,7 @@ CALLS = [
     (ValueError, r"query_expansion\['length'\] is 17, expected 2", {"query_length": 9}),
     (ValueError, r"query_expansion\['token'\] is 'zz', expected", {"query_expansion": EXPANSION | {"token": "zz"}}),
     (TypeError, "query_expansion is 5, expected a mapping", {"query_expansion": 5}),
+    (ValueError, "embedding_dimension is 5, expected .* or None", {"embedding_dimension": 5}),
 ]  # fmt: skip
 
 
@@ -263,6 +264,7 @@ def test_what_arguments_are_refused_for(folder, error, message, options):
 def test_expansion_that_is_not_published_is_not_promised(tmp_path):
     folder = save_tiny_late(tmp_path, transformer={"query_expansion": None})
     assert MultiVectorEncoder(folder).query_expansion is None
+    refuses(CheckpointError, "this is a late-interaction encoder", SentenceEncoder, folder)
     refuses(ValueError, "query_expansion is True, expected a mapping", MultiVectorEncoder, folder, query_expansion=True)
 
 

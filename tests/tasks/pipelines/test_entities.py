@@ -176,6 +176,7 @@ WRONG = {
     "one span": ({"text": TEXT, "spans": [[0, 5]]}, ValueError, "inputs: spans has 1 spans, expected 2: head and tail"),
     "beyond": ([{"text": "cat", "spans": [[0, 3], [4, 9]]}], ValueError, r"inputs\[0\]: spans\[1\] is \[4, 9\]"),
     "overlap": ({"text": TEXT, "spans": [[0, 5], [4, 8]]}, ValueError, "which overlap"),
+    "nothing": ({}, ValueError, "inputs has no 'text', it has none"),
     "a number": ([3], TypeError, r"inputs\[0\] is int, expected"),
 }
 

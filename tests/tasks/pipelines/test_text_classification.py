@@ -157,6 +157,7 @@ class Table(list):
     ({"text": "a", "pair": "b"}, {}, ValueError, "inputs has the keys 'text', 'pair'"),
     ({"text": "a", "text_pair": 3}, {}, TypeError, r"inputs\['text_pair'\] is int"),
     ("a", {"top_k": 0}, ValueError, "top_k is 0, expected a positive integer"),
+    ("a", {"tokenizer_kwargs": 3}, TypeError, "tokenizer_kwargs is int, expected a mapping"),
     ("a", {"topk": 1}, TypeError, "unexpected option 'topk'; it takes truncation"),
     ("a", {"function_to_apply": "relu"}, ValueError, "function_to_apply is 'relu'"),
     ("a", {"calibration": 2.0}, TypeError, "calibration is float, expected TemperatureScaling or Isotonic"),

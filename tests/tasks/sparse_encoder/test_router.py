@@ -173,6 +173,7 @@ def test_refused_searches(encoder):
     refuses(ValueError, "expected cos_sim or dot_score", util.semantic_search, table, table, score_function=other)
     refuses(ValueError, f"expected rows of {TOKENS}", encoder.similarity, table, table)
     refuses(TypeError, "embeddings is str", encoder.similarity, "cat", table)
+    refuses(ValueError, "expected rows of 3", encoder.intersection, table, table[:, :2])
     refuses(ValueError, "task is 'sts', expected one of query, document", encoder.encode, "cat", task="sts")
     chunk = {"truncation": "chunk"}
     refuses(ValueError, "token weights need no windows", encoder.encode_query, "cat", **chunk)
