@@ -382,7 +382,11 @@ class Tag(Pipeline):
             load = functools.partial(self.loaded, "zero-shot-ner", model_folder(self.model, "gliner"))
             self.write_answers(load, _labelled, **self.reading_options(), **options)
             return
-        if entity_task(model_folder(self.model)) != "span-ner":
+        from bertcore.tasks.gliner import is_gliner
+
+        if is_gliner(folder := model_folder(self.model)):
+            raise CommandError(f"{self.model} finds entities of any labels, expected --labels or --schema")
+        if entity_task(folder) != "span-ner":
             self.answer("token-classification", _entities, **self.given(), aggregation_strategy=self.aggregation)
             return
         self.refuse("aggregation", f"and {self.model} classifies spans, which it is not for")

@@ -1,31 +1,32 @@
 """Models written for other programs: GGUF for llama.cpp, and sentence encoders as ONNX models, pooling inside."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import required
+from bertcore.arguments import check_path, required
 from bertcore.checkpoint.files import naming, sync, temporary_beside
 from bertcore.formats import gguf_model
 from bertcore.formats.gguf_file import BLOCK, quantized, write_gguf
 from bertcore.formats.gguf_tokenizer import tokenizer_metadata
 from bertcore.formats.onnx_operations import MASKED, Graph
-from bertcore.kernels import rotary_tables
+from bertcore.kernels import checks, rotary_tables
 from bertcore.kernels.arrays import Array
 from bertcore.passes import Pass
 from bertcore.system import replace
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.loading import kind_of
-from bertcore.tasks.low_precision import written_beside
+from bertcore.tasks.low_precision import check_target, written_beside
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 PRECISIONS = {"f32": ("F32", 0), "f16": ("F16", 1), "q8_0": ("Q8_0", 7)}  # and the number of general.file_type
 EXACT = ("position_embd", "token_types", "ffn_gate_inp")  # not in blocks: llama.cpp adds them to others, or compares
 
 
-def export_gguf(folder: Path, target: Path, precision: str = "q8_0") -> None:
+def export_gguf(folder: str | os.PathLike[str], target: str | os.PathLike[str], precision: str = "q8_0") -> None:
     """Write the encoder or reranker in `folder` to the file `target`, which appears complete.
 
     Args:
@@ -36,8 +37,8 @@ def export_gguf(folder: Path, target: Path, precision: str = "q8_0") -> None:
     Raises:
         ValueError: for a kind of model, a pooling, modules or a tokenizer that llama.cpp does not have.
     """
-    if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}, expected {', '.join(PRECISIONS)}")
+    folder, target = check_path("folder", folder), check_path("target", target)
+    checks.choice("precision", precision, PRECISIONS)
     kind = kind_of(folder)
     if kind not in ("dense", "classifier"):
         raise ValueError(f"{folder} is a {kind} encoder, expected one of texts to vectors, or a reranker")
@@ -137,7 +138,9 @@ WITH_MEMORIES = ("xlnet", "transfo-xl")
 AXES = ["batch", "sequence"]
 
 
-def export_onnx(folder: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> None:
+def export_onnx(
+    folder: str | os.PathLike[str], target: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES
+) -> None:
     """Write the sentence encoder, or plain model, in `folder` as a new folder `target`.
 
     It has onnx/model.onnx, config.json, the tokenizer and the settings of a sentence encoder, where FastEmbed,
@@ -153,6 +156,8 @@ def export_onnx(folder: Path, target: Path, *, most_bytes: int = MOST_BYTES) -> 
         ImportError: without the package onnx.
     """
     onnx = required("onnx")
+    folder, target = check_path("folder", folder), check_path("target", target)
+    check_target(target, (folder,))
     if (kind := kind_of(folder)) != "dense":
         raise ValueError(f"{folder} is a {kind} model, expected a sentence encoder")
     encoder = SentenceEncoder(folder, dtype="float32")

@@ -35,6 +35,8 @@ def finetune(folder, rows, model, task, *options):
 def test_a_gliner_model_learns_entities(kind, tmp_path, capsys):
     (tmp_path / "model").mkdir()
     model, rows = tiny_gliner(tmp_path / "model", kind, dropout=0.1), list(entity_records())
+    assert main(["tag", str(model), "--text", "Ada"]) == 1
+    assert "expected --labels or --schema" in capsys.readouterr().err
     options = "--epochs", "160", "--batch", "9", "--lr", "0.002", "--backend", "numba", "--save-strategy", "no"
     assert finetune(tmp_path, rows, model, "zero-shot-ner", *options) == 0
     shown = capsys.readouterr().out

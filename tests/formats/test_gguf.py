@@ -264,7 +264,7 @@ def test_model_without_a_counterpart_is_not_written(tmp_path):
     with pytest.raises(ValueError, match=r"model_type is 'mpnet', expected one that llama.cpp has"):
         export_gguf(folder, tmp_path / "x.gguf")
     pooled = write_model(tmp_path / "max", "bert-base-uncased", pooling="max", **NARROW)
-    refuses(ValueError, "the encoder pools by max", export_gguf, pooled, tmp_path / "x.gguf")
+    refuses(ValueError, "the encoder pools by max", export_gguf, str(pooled), str(tmp_path / "x.gguf"))
     assert sorted(os.listdir(tmp_path)) == ["cache", "max", "model"] or not (tmp_path / "x.gguf").exists()
 
 
