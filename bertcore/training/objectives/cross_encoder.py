@@ -103,7 +103,8 @@ class BinaryCrossEntropyLoss(CrossEncoderObjective):
 
     def __init__(self, model: Any = None, *, pos_weight: Any = 1.0, **more: Any):
         super().__init__(model, **more)
-        pos_weight = pos_weight.item() if hasattr(pos_weight, "item") else pos_weight
+        is_one = hasattr(pos_weight, "item") and np.prod(pos_weight.shape) == 1
+        pos_weight = pos_weight.item() if is_one else pos_weight
         self.pos_weight = check_number("pos_weight", pos_weight, above_zero=True)
 
     def checked(self, labels: NativeArray, count: int) -> NativeArray:
@@ -335,6 +336,11 @@ class LambdaLoss(_Lists):
         self.sigma, self.eps = check_number("sigma", sigma), check_number("eps", eps, above_zero=True)
         self.mu, self.base = check_number("mu", mu), np.log(2) if reduction_log == "binary" else 1.0
 
+    def checked(self, labels: NativeArray, count: int) -> NativeArray:
+        array = super().checked(labels, count)
+        refuse_where(array < 0, "labels", array, "at least 0")
+        return array
+
     def of_list(self, scores: Array, labels: NativeArray) -> tuple[Array, Array, int]:
         xp, count = kernels.array_module(scores), len(scores)
         order = (-scores).argsort(kind="stable")
@@ -443,7 +449,7 @@ class PairCollator(ColumnCollator):
         documents = [text for texts in lists for text in texts]
         for text in (query, *documents):
             if not isinstance(text, str):
-                raise TypeError(f"examples[{index}] has {type(text).__name__} {text!r:.60}, expected texts")
+                raise TypeError(f"examples[{index}] has {text!r:.60}, expected texts")
         if not documents:
             raise ValueError(f"examples[{index}] has no document, expected at least one")
         return query, documents

@@ -6,13 +6,13 @@ are (examples,). The texts of all columns go through the model together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import check_count, check_number, naming_nearest
+from bertcore.arguments import check_count, check_list, check_number, naming_nearest
 from bertcore.gradients import Gradients, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
@@ -350,10 +350,10 @@ class MatryoshkaLoss(WrappingObjective):
         matryoshka_weights: Sequence[float] | None = None,
     ):
         super().__init__(model, loss)
-        name, dims = "matryoshka_dims", _listed("matryoshka_dims", matryoshka_dims)
+        name, dims = "matryoshka_dims", check_list("matryoshka_dims", matryoshka_dims, "numbers")
         dims = [check_count(f"{name}[{index}]", dim) for index, dim in enumerate(dims)]
         name, weights = "matryoshka_weights", [1.0] * len(dims)
-        weights = weights if matryoshka_weights is None else _listed(name, matryoshka_weights)
+        weights = weights if matryoshka_weights is None else check_list(name, matryoshka_weights, "numbers")
         weights = [check_number(f"{name}[{index}]", weight) for index, weight in enumerate(weights)]
         if not dims or len(weights) != len(dims):
             found = f"matryoshka_dims has {len(dims)} and {name} {len(weights)} entries"
@@ -379,12 +379,6 @@ def check_inner(loss: Any, model: Any, *others: Any) -> None:
         raise TypeError(f"loss is {loss!r:.60}, expected a loss of embeddings alone, such as CoSENTLoss(model)")
     if not any(loss.encoder is each for each in (model, *others)):
         raise ValueError(f"model is {model!r}, expected the model of loss, {loss.encoder!r}")
-
-
-def _listed(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"{name} is {values!r:.60}, expected a sequence of numbers")
-    return list(values)
 
 
 def _flat(name: str, array: Array, shape: tuple[int, int]) -> Array:

@@ -244,6 +244,7 @@ def value_of(objective, labels):
         "model has 4 labels, expected 1 for MSE",
     ),
     (lambda t: ours.ADRMSELoss(alpha=0), "alpha is 0, expected a finite number above 0"),
+    (lambda t: ours.LambdaLoss().checked([0, -1], 2), r"labels\[1\] is -1.0, expected at least 0"),
     (lambda t: ours.LambdaLoss(eps=0), "eps is 0, expected a finite number above 0"),
     (lambda t: value_of(ours.BinaryCrossEntropyLoss(), [1, 5]), r"labels\[1\] is 5.0, expected 0 to 1"),
     (lambda t: value_of(ours.CrossEntropyLoss(), [0, 2]), r"labels\[1\] is 2.0, expected a class from 0 to 1"),
@@ -264,8 +265,9 @@ def test_errors(tokenizer, call, message):
 
 
 def test_documents_are_texts(tokenizer):
-    with pytest.raises(TypeError, match=r"examples\[0\] has int 3, expected texts"):
+    with pytest.raises(TypeError, match=r"examples\[0\] has 3, expected texts"):
         ours.PairCollator(tokenizer)([{"query": "a", "docs": [3]}])
     for wrong in (None, {"a": "b"}, b"a"):
         refuses(TypeError, "examples.0. has .*, expected texts", ours.PairCollator(tokenizer), [{"q": "a", "d": wrong}])
+    refuses(TypeError, "pos_weight is array", ours.BinaryCrossEntropyLoss, pos_weight=np.ones(2))
     refuses(TypeError, "lambda_weight is 'x', expected a function", ours.PListMLELoss, None, "x")
