@@ -19,8 +19,15 @@ class GatedActivationSaved(NamedTuple):
 
 
 def _output(saved: GatedActivationSaved) -> tuple[Any, Any]:
-    *lead, width = saved.input.shape
-    return (*lead, width // 2), saved.input.dtype
+    return _half("saved.input", saved.input), saved.input.dtype
+
+
+def _half(name: str, input: Any) -> tuple[int, ...]:
+    """Return the shape of each half of `input`. Raises ValueError for an odd width."""
+    *lead, width = input.shape
+    if width % 2:
+        raise ValueError(f"{name} has shape {input.shape}, expected two halves along the last axis")
+    return (*lead, width // 2)
 
 
 GATED_ACTIVATION = Operation(
@@ -57,9 +64,7 @@ def gated_activation(
         BackendUnavailable: if the backend cannot run here.
     """
     call = GATED_ACTIVATION.open(backend, input, activation, gate)
-    shape = call.given[0].shape
-    if shape[-1] % 2:
-        raise ValueError(f"input has shape {shape}, expected two halves along the last axis")
+    _half("input", call.given[0])
     return call.run(save)
 
 

@@ -178,6 +178,7 @@ ALTERED = [
     ("cross_entropy", [SQUARE, IDS], "target", IDS + 1, ValueError, "saved.target[2] 3 0 to 2"),
     ("embedding", [IDS, SQUARE], "input", IDS + 1, ValueError, "saved.input[2] 3 0 to 2"),
     ("pooling", [SQUARE, OFFSETS_OF_THREE], "cu_seqlens", THREE[:3], ValueError, "saved.cu_seqlens 0 to 1 0 to 3"),
+    ("gated_activation", [f32(2, 4), "silu"], "input", f32(2, 5), ValueError, "saved.input (2, 5) two halves"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "document", f32(2, 4), ValueError, "saved.cu_seqlens 0 to 3 0 to 2"),
     ("maxsim", [f32(2, 3, 4), WIDE, THREE], "best", np.full((3, 6), 3), ValueError, "saved.best[0, 0] 3 0 to 2"),
     ("attention", [f32(1, 2, 3, 8)] * 3, "key", f32(1, 2, 3, 4), ValueError, "key (1, 2, 3, 4) (1, any, any, 8)"),
