@@ -9,6 +9,7 @@ from bertcore.tasks.search import (
     semantic_search,
 )
 from bertcore.tasks.similarity import (
+    SimilarityFunction,
     cos_sim,
     dot_score,
     euclidean_sim,
@@ -27,8 +28,8 @@ from bertcore.tasks.similarity import (
 pytorch_cos_sim = cos_sim  # the first name in sentence-transformers
 
 __all__ = (
-    "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "maxsim", "maxsim_pairwise",
-    "mine_hard_negatives", "normalize_embeddings", "pairwise_angle_sim", "pairwise_cos_sim", "pairwise_dot_score",
-    "pairwise_euclidean_sim", "pairwise_manhattan_sim", "paraphrase_mining", "paraphrase_mining_embeddings",
-    "pytorch_cos_sim", "quantize_embeddings", "semantic_search", "truncate_embeddings",
+    "SimilarityFunction", "community_detection", "cos_sim", "dot_score", "euclidean_sim", "manhattan_sim", "maxsim",
+    "maxsim_pairwise", "mine_hard_negatives", "normalize_embeddings", "pairwise_angle_sim", "pairwise_cos_sim",
+    "pairwise_dot_score", "pairwise_euclidean_sim", "pairwise_manhattan_sim", "paraphrase_mining",
+    "paraphrase_mining_embeddings", "pytorch_cos_sim", "quantize_embeddings", "semantic_search", "truncate_embeddings",
 )  # fmt: skip

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bertcore import CrossEncoder, SentenceEncoder, SimilarityFunction, SparseEncoder, evaluation
+from bertcore import CrossEncoder, SentenceEncoder, SparseEncoder, evaluation
 from bertcore.evaluation import (
     BinaryClassificationEvaluator,
     EmbeddingSimilarityEvaluator,
     InformationRetrievalEvaluator,
     ParaphraseMiningEvaluator,
     RerankingEvaluator,
+    SimilarityFunction,
     TripletEvaluator,
 )
 from bertcore.evaluation.evaluator import average_precision, ndcg, of_thresholds
@@ -340,6 +341,8 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "samples has no entry", "Reranking", ([],), {}),
     (ValueError, "at_k is 0", "Reranking", (SAMPLES,), {"at_k": 0}),
     (ValueError, r"sentence_pairs\[1\] is 'ab', expected two", "CrossEncoderCorrelation", ([TWO, "ab"], [1, 2]), {}),
+    (TypeError, "RerankingEvaluator has no argument batchsize; did you mean batch_size", "Reranking",
+     (SAMPLES,), {"batchsize": 2}),
     (ValueError, "samples has no documents", "CrossEncoderReranking", ([],), {}),
     (ValueError, "sentence_pairs is empty", "CrossEncoderClassification", ([], []), {}),
     (ValueError, "labels has negative numbers", "CrossEncoderClassification", ([TWO], [-1]), {}),

@@ -24,10 +24,11 @@ from bertcore.evaluation.retrieval import (
     ParaphraseMiningEvaluator,
     RerankingEvaluator,
 )
+from bertcore.tasks.similarity import SimilarityFunction
 
 __all__ = [
     "BinaryClassificationEvaluator", "CrossEncoderClassificationEvaluator", "CrossEncoderCorrelationEvaluator",
     "CrossEncoderRerankingEvaluator", "EmbeddingSimilarityEvaluator", "Evaluator", "InformationRetrievalEvaluator",
     "LabelAccuracyEvaluator", "MSEEvaluator", "MSEEvaluatorFromDataFrame", "ParaphraseMiningEvaluator",
-    "RerankingEvaluator", "SequentialEvaluator", "TranslationEvaluator", "TripletEvaluator",
+    "RerankingEvaluator", "SequentialEvaluator", "SimilarityFunction", "TranslationEvaluator", "TripletEvaluator",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import Described, check_count, check_function, check_list, required
+from bertcore.arguments import Described, check_count, check_function, check_list, naming_nearest, required
 
 Metrics = dict[str, float]
 Score = Callable[[Any, Any], np.ndarray]
@@ -33,6 +33,7 @@ class Evaluator(Described):
     methods: tuple[str, ...] = ("encode", "encode_query")  # a model has one of them
     table = "{}_results.csv"  # name of the file of results; {} stands for the name of the data
 
+    @naming_nearest()
     def __init__(
         self,
         name: str = "",

@@ -129,6 +129,7 @@ class MSELoss(EmbeddingObjective):
     columns = (1, None)
     has_labels = True
     label_axes = 3
+    labels_are_vectors = True
 
     def of_embeddings(self, embeddings: Array, labels: Array | None) -> tuple[Array, Array]:
         count, columns, dim = embeddings.shape

@@ -175,6 +175,7 @@ class EmbeddingObjective(ChunkedObjective):
     model_class = "AutoModel"
     field = "last_hidden_state"
     label_axes = 1  # the most axes of labels
+    labels_are_vectors = False  # of texts; of them MatryoshkaLoss compares prefixes, too
 
     @naming_nearest()
     def __init__(
@@ -332,7 +333,8 @@ class WrappingObjective(EmbeddingObjective):
 class MatryoshkaLoss(WrappingObjective):
     """The sum of another objective's losses over prefixes of each vector, so that vectors can be cut.
 
-    Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are scaled to length 1.
+    Source: Kusupati et al. 2022, arXiv:2205.13147. Cut vectors are scaled to length 1, and compared with as
+    long prefixes of labels that are vectors (`MSELoss`).
 
     Args:
         model: the encoder of `loss`, or None.
@@ -367,7 +369,8 @@ class MatryoshkaLoss(WrappingObjective):
                 expected = f"expected 1 to {embeddings.shape[2]}, the length of a vector"
                 raise ValueError(f"matryoshka_dims has {dim}, {expected}")
             cut, pullback = similarity.normalized(embeddings[:, :, :dim])
-            value, grad = self.inner.of_embeddings(cut, labels)
+            is_cut = self.inner.labels_are_vectors and labels.shape[-1] == embeddings.shape[2]
+            value, grad = self.inner.of_embeddings(cut, labels[..., :dim] if is_cut else labels)
             total = total + weight * value
             grads[:, :, :dim] += weight * pullback(grad)
         return total, grads

@@ -128,6 +128,10 @@ CASES = {  # name: (objective, columns, labels of so many examples, arguments of
         MatryoshkaLoss(None, TripletLoss(triplet_margin=0.5), [6, 3], [1.0, 0.5]), 3, lambda count: None,
         {"matryoshka_dims": [6, 3], "matryoshka_weights": [1.0, 0.5]},
     ),
+    "MatryoshkaLoss of a teacher": (
+        MatryoshkaLoss(None, MSELoss(), [6, 2]), 2, numbers(DIM),
+        {"matryoshka_dims": [6, 2], "matryoshka_weights": [1, 1]},
+    ),
 }  # fmt: skip
 
 
@@ -214,12 +218,15 @@ def of_guide(peer, name, options, columns, labels):
 
 
 def of_prefixes(peer, name, options, columns, labels):
-    import torch
+    from torch.nn.functional import normalize
 
-    inner = peer.TripletLoss(None, triplet_margin=0.5)
+    def loss(vectors, teachers):
+        if teachers is not None:
+            return of_teachers(peer, name, options, vectors, teachers)
+        return peer.TripletLoss(None, triplet_margin=0.5).compute_loss_from_embeddings(vectors, None)
+
     return sum(
-        weight
-        * inner.compute_loss_from_embeddings([torch.nn.functional.normalize(it[:, :dim]) for it in columns], None)
+        weight * loss([normalize(it[:, :dim]) for it in columns], None if labels is None else labels[:, :dim])
         for dim, weight in zip(options["matryoshka_dims"], options["matryoshka_weights"], strict=True)
     )
 
