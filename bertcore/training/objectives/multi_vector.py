@@ -197,6 +197,26 @@ class MultiVectorDistillKLDivLoss(WithTemperatures, MultiVectorObjective):
         model: a `MultiVectorEncoder`.
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one distribution; by default `temperature`.
+        normalize_scores: scale each query's scores, not the teacher's, to the range from 0 to 1 first, as PyLate does.
     """
 
     columns = (3, None)
+
+    def __init__(self, model: Any, *more: Any, normalize_scores: bool = False, **options: Any):
+        super().__init__(model, *more, **options)
+        self.normalize_scores = checks.boolean("normalize_scores", normalize_scores)
+
+    def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
+        if not self.normalize_scores:
+            return super().of_scores(scores, labels)
+        rows = kernels.array_module(scores).arange(len(scores))
+        least, greatest = scores.argmin(axis=1), scores.argmax(axis=1)
+        lowest = scores[rows, least][:, None]
+        size = scores[rows, greatest][:, None] - lowest + 1e-8  # equal scores become 0
+        scaled = (scores - lowest) / size
+        value, grad = super().of_scores(scaled, labels)
+        grad = grad / size
+        total, along = grad.sum(axis=1), (grad * scaled).sum(axis=1)
+        grad[rows, greatest] -= along
+        grad[rows, least] += along - total
+        return value, grad

@@ -1,5 +1,7 @@
 """Losses of late interaction: sentence-transformers' values and gradients, slopes, chunks, runs, refusals."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -74,7 +76,29 @@ def test_values_and_gradients_of_sentence_transformers(folder, name):
     assert set(grads) <= set(expected)
 
 
-@pytest.mark.parametrize("kind", [MultipleNegativesRanking, DistillKLDiv, MarginMSE])
+@pytest.mark.parity
+def test_normalized_scores_are_those_of_pylate(tmp_path):
+    pytest.importorskip("pylate.models", exc_type=ImportError)
+    import torch
+    from pylate.losses import Distillation
+
+    scores = torch.tensor([[3.0, 1.0, 2.5], [2.0, 2.0, 2.0], [7.0, 9.0, 8.0]], requires_grad=True)
+    model = torch.nn.Linear(1, 1)
+    model.skiplist, model.do_query_expansion = [], True
+    model.forward = lambda texts: {"token_embeddings": torch.zeros(len(texts["input_ids"]), 2, 1)}
+    texts = [dict.fromkeys(("input_ids", "attention_mask"), torch.ones(count, 2, dtype=int)) for count in (3, 9)]
+    theirs = Distillation(model, lambda *embeddings, **masks: scores)(texts, torch.tensor(SCORES))
+    theirs.backward()
+    objective = DistillKLDiv(MultiVectorEncoder(save_tiny_late(tmp_path)), normalize_scores=True)
+    value, grad = objective.of_scores(scores.detach().numpy().astype(float), np.array(SCORES))
+    assert value == pytest.approx(theirs.item(), rel=1e-5)
+    np.testing.assert_allclose(np.delete(grad, 1, 0), np.delete(scores.grad.numpy(), 1, 0), atol=1e-6)
+
+
+NORMALIZED = partial(DistillKLDiv, normalize_scores=True)
+
+
+@pytest.mark.parametrize("kind", [MultipleNegativesRanking, DistillKLDiv, NORMALIZED, MarginMSE])
 @pytest.mark.parametrize("similarity_fn_name", ["maxsim", "meanmaxsim"])
 def test_chunks_and_slopes(tmp_path, kind, similarity_fn_name, on_numpy):
     encoder = MultiVectorEncoder(save_tiny_late(tmp_path, dense=DEEP), dtype="float64")
