@@ -308,8 +308,9 @@ def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> N
         wrong &= values != also
     if wrong.any():
         where = tuple(int(index) for index in np.argwhere(wrong)[0])
-        otherwise = "" if also is None else f" or {also}"
-        raise ValueError(f"{name}{list(where)} is {values[where]}, expected a value from 0 to {size - 1}{otherwise}")
+        expected = [f"a value from 0 to {size - 1}"] * (size > 0) + [str(also)] * (also is not None)
+        found = f"{name}{list(where) or ''} is {values[where]}"
+        raise ValueError(f"{found}, expected {' or '.join(expected) or 'an empty array'}")
 
 
 def offsets(name: str, values: Any, what: str, tokens: int) -> Any:

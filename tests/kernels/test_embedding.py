@@ -7,6 +7,7 @@ import pytest
 from bertcore import kernels
 from tests.kernels.arrays import HOST_LAYOUTS, with_layout
 from tests.kernels.strategies import normal
+from tests.refusals import refuses
 from tests.tolerances import assert_close
 
 ROWS, DIM = 13, 7
@@ -37,3 +38,7 @@ def test_a_gradient_is_added_to_an_array_in_place(cpu_backend, dim):
     assert_close(array, before.astype(np.float64) + alone)
     never = np.setdiff1d(np.arange(ROWS), index)
     np.testing.assert_array_equal(array[never], before[never])
+
+
+def test_a_single_id_has_no_index_in_errors():
+    refuses(ValueError, "^input is 4, expected a value from 0 to 3$", kernels.embedding, np.array(4), normal(1, (4, 2)))

@@ -62,6 +62,7 @@ prepare_weight(TOO_WIDE.astype(np.int8), f32(1)) -> ValueError: weight 65537 655
 prepare_weight(TOO_WIDE, dtype="int8") -> ValueError: weight 65537 65536 int8
 linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
+embedding(np.array([3]), f32(0, 2)) -> ValueError: input[0] 3 empty
 embedding(np.array([-1]), f32(4, 2)) -> ValueError: input[0] -1 0 to 3
 embedding_backward(f32(2, 5), OF_FOUR) -> ValueError: grad_output (2, 5) (3, any)
 embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 3) (4, 3)
