@@ -110,6 +110,11 @@ def test_rerank(client, folders):
     assert all(entry["text"] == TEXTS[entry["index"]] for entry in raw)
 
 
+def test_the_first_model_that_ranks_ranks(folders):
+    with TestClient(create_app([folders["classifier"], folders["reranker"]])) as client:
+        assert len(post(client, "/rerank", query="the cat", texts=TEXTS)) == len(TEXTS)
+
+
 def test_predict(folders):
     with TestClient(create_app([folders["classifier"]])) as client:
         scores = CrossEncoder(folders["classifier"], activation_fn="softmax").predict(("the cat", "sat"))
