@@ -162,7 +162,8 @@ def naming_nearest(*more: str) -> Callable[[Callable[Arguments, Result]], Callab
                         ]
                         where = type(args[0]).__name__
                         known = [*(each for kind in kinds for each in _parameters(vars(kind)["__init__"])), *more]
-                    near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
+                    others = [each for each in known if each != name]  # a base's argument that a subclass lacks
+                    near = difflib.get_close_matches(name, others, 1, cutoff=0.5)
                     hint = f"; did you mean {near[0]}?" if near else f", it takes {', '.join(dict.fromkeys(known))}"
                     raise TypeError(f"{where} has no argument {name}{hint}")
             return function(*args, **given)

@@ -1,7 +1,7 @@
 """Hard negatives for training: wrong documents that a model ranks close to a query."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 import numpy as np
@@ -133,6 +133,8 @@ def _check_models(model: Any, cross_encoder: Any) -> None:
 
 def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str, str]]]:
     """Return the names of both columns, and their texts row by row."""
+    if isinstance(dataset, str) or not isinstance(dataset, Sized):
+        raise TypeError(f"dataset is {type(dataset).__name__}, expected a list of mappings or a Dataset")
     if not len(dataset):
         raise ValueError("dataset is empty, expected queries and their answers")
     is_table = hasattr(dataset, "column_names")

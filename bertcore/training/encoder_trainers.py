@@ -350,6 +350,8 @@ class SentenceTransformerTrainer(Trainer):
         self.network.eval()
         found = self.evaluator(self.model, str(folder), state.epoch, state.global_step)
         found = checked_metrics("evaluator", found if isinstance(found, Mapping) else {"evaluator": found})
+        if not found:
+            raise ValueError("evaluator returned no metrics, expected at least one")
         start = f"{prefix}_"
         return {name if name.startswith(start) else start + name: value for name, value in found.items()}
 

@@ -423,6 +423,8 @@ def checked_metrics(source: str, metrics: Any) -> dict[str, Any]:
         raise TypeError(f"{source} returned {type(metrics).__name__}, expected {{name: number}}")
     plain = {name: value.item() if getattr(value, "size", 0) == 1 else value for name, value in metrics.items()}
     for name, value in plain.items():
+        if not isinstance(name, str):
+            raise TypeError(f"{source} returned the name {name!r}, expected a string")
         if not isinstance(value, int | float):
             raise TypeError(f"{source} returned {name!r} as {type(value).__name__}, expected a number")
     return plain

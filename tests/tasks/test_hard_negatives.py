@@ -128,3 +128,4 @@ def test_errors(rows, options, message):
 ])  # fmt: skip
 def test_models_of_wrong_types(model, options, message):
     refuses(TypeError, message, mine_hard_negatives, ROWS, model or Model(), **options)
+    refuses(TypeError, "dataset is NoneType, expected a list", mine_hard_negatives, None, Model())

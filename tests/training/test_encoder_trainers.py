@@ -364,6 +364,11 @@ def test_refusals(tmp_path, on_numpy):
     for found in (None, {"a": "b"}):
         trainer = make(encoder, args, evaluator=lambda *given, found=found: found)
         refuses(TypeError, "evaluator returned '.*' as .*, expected a number", trainer.evaluate)
+    for found, error, said in (({}, ValueError, "no metrics"), ({3: 1.0}, TypeError, "the name 3, expected a string")):
+        trainer = make(encoder, args, evaluator=lambda *given, found=found: found)
+        refuses(error, f"evaluator returned {said}", trainer.evaluate)
+    no_collator = "no argument data_collator(?!; did you mean data_collator)"
+    refuses(TypeError, no_collator, make, encoder, args, data_collator=len)
     refuses(TypeError, "dataset 'a' is tuple_iterator", make, encoder, args, {"a": iter(())})
     refuses(TypeError, "dataset 'a' has str, expected mappings", make, encoder, args, {"a": ["x"], "b": ["y"]})
     refuses(TypeError, "an example is str, expected a mapping", make(encoder, args, ["x"] * 9, loss=loss).train)
