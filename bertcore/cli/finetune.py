@@ -145,7 +145,6 @@ class Finetune(Labels, Adapters):
       schema                 gliner2's records for a GLiNER2 model: {"input", "output": a schema with answers} a line
       similarity             the similarity of two texts (--text, --text-pair), a number (--label), by CoSENT
       pair                   texts that belong together: each first text should find its second one in the batch
-
       late-interaction       the same with token vectors (ColBERT); a list "negatives" has texts that do not belong
       late-distillation      a teacher's scores (--label) of the second text and of each of its "negatives"
 

@@ -55,18 +55,20 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
     return getattr(_encoder, method)(chunk, **options)
 
 
-def backend_of(device: str | None) -> str:
-    """Return the backend for `device`: the active one for None, and for "cpu" unless it is a GPU's."""
+def backend_of(device: Any) -> str:
+    """Return the backend for `device`: the active one for None, and for "cpu" unless it is a GPU's.
+
+    A torch.device, and the numbers of transformers' pipelines, -1 for the CPU and 0 for the GPU, are devices, too.
+    """
     current = kernels.get_backend()
     if device is None:
         return current
-    if not isinstance(device, str):
-        device = getattr(device, "type", device)  # torch.device
-    if device not in ("cpu", "cuda"):
+    name = str(device)
+    if name not in ("cpu", "-1", "cuda", "cuda:0", "0"):
         raise ValueError(f"device is {device!r}, expected 'cpu', 'cuda' or None")
-    if device == "cuda":
-        return "cupy"
-    return "numba" if current == "cupy" else current
+    if name in ("cpu", "-1"):
+        return "numba" if current == "cupy" else current
+    return "cupy"
 
 
 class Device(str):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.arguments import check_count, warn_caller
+from bertcore.arguments import check_count, naming_nearest, warn_caller
 from bertcore.kernels import checks
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.texts import checked_texts
@@ -15,6 +15,7 @@ FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 GONE = -np.inf  # the score of a document that is excluded
 
 
+@naming_nearest()
 def mine_hard_negatives(
     dataset: Any,
     model: Any,

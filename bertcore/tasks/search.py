@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.arguments import as_float32, check_count, check_function, check_numbers, required
+from bertcore.arguments import as_float32, check_count, check_function, check_numbers, naming_nearest, required
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.quantization import PRECISIONS, Codes
@@ -60,6 +60,7 @@ def ranking(
     ]
 
 
+@naming_nearest()
 def semantic_search(
     query_embeddings: np.ndarray,
     corpus_embeddings: Any,
@@ -313,6 +314,7 @@ def paraphrase_mining(model: Any, sentences: Sequence[str], **options: Any) -> l
     return paraphrase_mining_embeddings(model.encode(sentences, **options), **mining)
 
 
+@naming_nearest()
 def paraphrase_mining_embeddings(
     embeddings: np.ndarray,
     query_chunk_size: int = 1000,
@@ -369,6 +371,7 @@ def _queue(
             queued.discard((-left, -right))
 
 
+@naming_nearest()
 def community_detection(
     embeddings: np.ndarray,
     threshold: float = 0.75,

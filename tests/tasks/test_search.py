@@ -143,6 +143,7 @@ def test_scores_are_a_functions():
     )
     expected = r"score_function returned shape \(\), expected \(\d+, \d+\)"
     refuses(ValueError, expected, semantic_search, ROWS, ROWS, score_function=lambda *given: None)
+    refuses(TypeError, "has no argument topk; did you mean top_k", semantic_search, ROWS, ROWS, topk=1)
 
 
 def test_embeddings_of_two_widths_are_told_of_by_their_names():

@@ -16,6 +16,7 @@ from bertcore.arguments import DType, check_count, check_mapping
 from bertcore.checkpoint import resolve
 from bertcore.kernels import checks
 from bertcore.models.model import Model, NewlyInitialisedWarning
+from bertcore.tasks.encoder_pool import backend_of
 from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, windows_of, with_last
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, progress_bar
 from bertcore.tokenization import AutoTokenizer
@@ -44,6 +45,7 @@ class CallOptions:
         stride: for "chunk", the number of tokens that neighbouring windows share; by default a quarter of a window.
         padding: "max_length" pads rows to `max_length`; otherwise they are padded to the longest of their batch.
         batch_tokens, batch_size: maximum number of tokens and rows computed at once; they do not change the result.
+        device: "cpu" (or -1) or "cuda" (or 0), where the model computes; by default the active backend decides.
         show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
 
     As in transformers, `tokenizer_kwargs` (or `tokenize_kwargs`) is a dictionary of such options.
@@ -55,6 +57,7 @@ class CallOptions:
     padding: bool | str = True
     batch_tokens: int = BATCH_TOKENS
     batch_size: int | None = None
+    device: Any = None
     show_progress_bar: bool | None = None
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class CallOptions:
         check_count("batch_tokens", self.batch_tokens)
         if self.batch_size is not None:
             check_count("batch_size", self.batch_size)
+        backend_of(self.device)
         Cutting(self.truncation, self.max_length, self.stride)
 
 
@@ -214,8 +218,8 @@ class Pipeline:
         return Cutting(options.truncation, longest, options.stride, self._most_shared)
 
     def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:
-        """Yield the answers in order, computed by the backend that is current at this call."""
-        cutting, backend = self._cutting(options), kernels.get_backend()
+        """Yield the answers in order, computed on `device`, or by the backend that is current at this call."""
+        cutting, backend = self._cutting(options), backend_of(options.device)
         return self._generate(items, options, cutting, backend, total, one)
 
     def _generate(self, items, options, cutting: Cutting, backend: str, total: int | None, one: bool) -> Iterator[Any]:

@@ -8,6 +8,8 @@ import pytest
 
 from bertcore import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 from bertcore.tasks.calibration import IsotonicCalibration, TemperatureScaling
+from bertcore.tasks.encoder_pool import backend_of
+from bertcore.tasks.pipelines import base
 from bertcore.tasks.texts import TextsCutWarning
 from tests.refusals import refuses
 from tests.tasks.pipelines.folders import LABELS, LONGEST, TEXTS, save_head
@@ -174,9 +176,18 @@ class Table(list):
     ("a", {"stride": 38, "truncation": "chunk"}, ValueError, "stride is 38, expected less than the 38 tokens"),
     ("a", {"max_length": 41}, ValueError, "max_length is 41, expected at most 40"),
     ("a", {"batch_tokens": 0}, ValueError, "batch_tokens is 0"),
+    ("a", {"device": "cuda:1"}, ValueError, "device is 'cuda:1', expected 'cpu', 'cuda' or None"),
 ])  # fmt: skip
 def test_bad_calls(classify, inputs, options, error, message):
     refuses(error, message, classify, inputs, **options)
+
+
+@pytest.mark.parametrize("device", [-1, "cpu", 0, "cuda:0", None])
+def test_device(classify, monkeypatch, device):
+    chosen = []
+    monkeypatch.setattr(base, "backend_of", lambda device: chosen.append(backend_of(device)) or "numpy")
+    assert classify("the cat", device=device)[0]["label"] in NAMES
+    assert (chosen[-1] == "cupy") == (device in (0, "cuda:0"))
 
 
 def test_what_cannot_be_made(tmp_path, classifier_folder, classify):
