@@ -8,7 +8,6 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import matplotlib
@@ -16,7 +15,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
-from bertcore.arguments import printable, warn_caller
+from bertcore.arguments import check_path, printable, warn_caller
 
 BLUE, ORANGE, GREEN, PINK = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
 SKY, AMBER, GREY = "#56b4e9", "#e69f00", "#8c8c8c"
@@ -105,7 +104,7 @@ def save_figure(figure: Figure, target: str | os.PathLike[str] | BinaryIO, kind:
     """
     if not isinstance(figure, Figure):
         raise TypeError(f"figure is {type(figure).__name__}, expected a figure of matplotlib")
-    found = str(kind if kind is not None or hasattr(target, "write") else Path(os.fspath(target)).suffix).lower()  # type: ignore[arg-type]
+    found = str(kind if kind is not None or hasattr(target, "write") else check_path("target", target).suffix).lower()  # type: ignore[arg-type]
     if found not in SUFFIXES:
         raise ValueError(f"the kind of the figure's file is {found!r}, expected one of {', '.join(SUFFIXES)}")
     metadata = {"Software": None} if found == ".png" else {"Date": None, "Creator": None}

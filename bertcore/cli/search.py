@@ -116,7 +116,7 @@ def opened_index(path: str, model: Path) -> Any:
     index = bertcore.VectorIndex(path)
     if index.metadata.get(DIGEST) not in (None, inputs.model_digest(model)):
         made_by = index.metadata.get("model", "another")
-        raise CommandError(f"{path} was made by the model {made_by}, whose files are others, expected the same model")
+        raise CommandError(f"{path} was made by the model {made_by}, whose files are different, expected the same")
     return index
 
 

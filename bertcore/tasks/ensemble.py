@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from bertcore.arguments import check_numbers
+from bertcore.arguments import check_list, check_numbers
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.classification import TextClassificationPipeline
@@ -42,7 +42,7 @@ class Ensemble:
     """
 
     def __init__(self, members: Sequence[Pipeline], *, vote: str = "soft", weights: Any = None):
-        self.members = list(members)
+        self.members = check_list("members", members, "pipelines")
         if len(self.members) < 2:
             raise ValueError(f"members has {len(self.members)}, expected at least two")
         for number, member in enumerate(self.members):

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from bertcore.arguments import check_share, check_strings, naming_nearest
+from bertcore.arguments import check_list, check_share, check_strings, naming_nearest
 from bertcore.evaluation import SequentialEvaluator
 from bertcore.gradients import Gradients, zero_gradients
 from bertcore.kernels import checks
@@ -294,7 +294,7 @@ class SentenceTransformerTrainer(Trainer):
             given[0],
             {} if eval_dataset is None and evaluator is not None else given[1],
             model.tokenizer,
-            callbacks=self._callbacks(callbacks or (), list(losses.values())),
+            callbacks=self._callbacks(check_list("callbacks", callbacks or (), "callbacks"), list(losses.values())),
             optimizers=optimizers,
             objective=losses[None] if None in losses else OfDatasets(losses),
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertcore import kernels
-from bertcore.arguments import naming_nearest
+from bertcore.arguments import check_list, naming_nearest
 from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
 from bertcore.training import objectives
@@ -116,7 +116,8 @@ class Trainer:
         self.processes = started_together()
         reports = reports_of(args) if self.processes.is_first else ()
         details = {"model": model, "optimizer": self.optimizer, "lr_scheduler": self.schedule}
-        self.callbacks = Callbacks([*reports, *(callbacks or ())], **details, processing_class=processing_class)
+        own = check_list("callbacks", callbacks or (), "TrainerCallbacks")
+        self.callbacks = Callbacks([*reports, *own], **details, processing_class=processing_class)
         self.state, self.control = TrainerState(), TrainerControl()
 
     def __repr__(self) -> str:

@@ -374,6 +374,7 @@ def test_files_have_the_same_bytes_again(tmp_path):
         assert first == second and first.startswith(start)
     wrong = tmp_path / "a.pdf"
     refuses(TypeError, "figure is NoneType, expected a figure of matplotlib", save_figure, None, wrong)
+    refuses(TypeError, "target is None, expected the name of a file", save_figure, Figure(), None)
     refuses(ValueError, "kind of the figure's file is '.pdf', expected one of .png, .svg", save_figure, Figure(), wrong)
     assert not wrong.exists()
 

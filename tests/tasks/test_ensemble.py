@@ -63,6 +63,7 @@ def test_invalid_ensembles(folders, tmp_path):
         ([members[0], pipeline("text-classification", other)], {}, r"members\[1\] has the classes \['a', 'b'\]"),
     ):
         refuses(ValueError, message, Ensemble, given, **options)
+    refuses(TypeError, "members is NoneType, expected a list", Ensemble, None)
     refuses(TypeError, "top_k cannot be given to an ensemble", Ensemble(members), "a", top_k=1)
 
 

@@ -392,6 +392,7 @@ def test_refusals(tmp_path, on_numpy):
     late = bertcore.MultiVectorEncoder(save_tiny_late(tmp_path / "late"))
     refuses(ValueError, "with pooling none, expected only Transformer", losses.CoSENTLoss, late)
     refuses(TypeError, "guide is str, expected a SentenceEncoder", losses.GISTEmbedLoss, encoder, "folder")
+    refuses(TypeError, "callbacks is int, expected a list", make, encoder, args, callbacks=3)
     refuses(TypeError, "evaluator is str, expected an evaluator", make, encoder, args, evaluator="dev")
     refuses(ValueError, "train_dataset is an empty mapping", make, encoder, args, {})
     refuses(TypeError, "a dataset is called 1, expected", make, encoder, args, {1: PAIRS})
