@@ -140,11 +140,6 @@ def of_dense(score: Score) -> Score:
     return lambda *rows: score(*(each.toarray() if hasattr(each, "toarray") else each for each in rows))
 
 
-def ideal_gains(count: int) -> np.ndarray:
-    """Return the discounted gain of 1, 2, ... answers at the first ranks."""
-    return np.cumsum(1 / np.log2(np.arange(count) + 2))
-
-
 def by_threshold(scores: np.ndarray, is_right: np.ndarray, total: int) -> tuple[Any, ...]:
     """Return for each threshold, from the highest score down: the last rank above it, answers, precision, F1.
 

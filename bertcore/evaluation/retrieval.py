@@ -13,7 +13,6 @@ from bertcore.evaluation.evaluator import (
     Score,
     by_threshold,
     given,
-    ideal_gains,
     of_dense,
     of_ranking,
 )
@@ -101,21 +100,20 @@ class InformationRetrievalEvaluator(Evaluator):
                     row[f"{name}-{shown}@{k}"] = found[f"{name}_{kind}@{k}"]
         return row
 
-    def metrics(self, model: Any, corpus_model: Any = None) -> tuple[Metrics, str]:
-        """Return the metrics of an encoder, or of two: one for queries, one for the corpus."""
+    def metrics(self, model: Any) -> tuple[Metrics, str]:
         functions, best = self.score_functions or {model.similarity_fn_name: model.similarity}, self.main_score_function
         if best is not None and best not in functions:
             raise ValueError(f"main_score_function is {best!r}, expected one of {', '.join(functions)}")
         found = {
             f"{name}_{metric}": value
-            for name, hits in self._hits(model, corpus_model or model, functions).items()
+            for name, hits in self._hits(model, functions).items()
             for metric, value in self.of_hits(hits).items()
         }
         ndcg = f"ndcg@{max(self.at_k['ndcg'])}"
         best = best or max(functions, key=lambda name: found[f"{name}_{ndcg}"])
         return found, f"{best}_{ndcg}"
 
-    def _hits(self, model: Any, corpus_model: Any, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
+    def _hits(self, model: Any, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
         """Return for each score function whether the document at each rank answers the query, (queries, ranks)."""
         depth = max(max(depths, default=1) for depths in self.at_k.values())
         asked = self._embedded(model.encode_query, self.queries, **self._query_options)
@@ -126,7 +124,7 @@ class InformationRetrievalEvaluator(Evaluator):
         }
         for first in range(0, len(self.corpus), self.corpus_chunk_size):
             texts = self.corpus[first : first + self.corpus_chunk_size]
-            documents = self._embedded(corpus_model.encode_document, texts, **self._corpus_options)
+            documents = self._embedded(model.encode_document, texts, **self._corpus_options)
             for name, score in functions.items():
                 for kept, block in zip(best[name], blocks, strict=True):
                     kept.add(np.asarray(score(block, documents)))
@@ -142,13 +140,14 @@ class InformationRetrievalEvaluator(Evaluator):
         answers = np.array([len(self.relevant_docs[query]) for query in self.queries_ids])
         ranks = np.arange(1, hits.shape[1] + 1)
         gains = hits / np.log2(ranks + 1)
+        ideal = np.cumsum(1 / np.log2(np.arange(max(self.at_k["ndcg"])) + 2))  # of 1, 2, ... answers at the first ranks
         precisions = hits * np.cumsum(hits, axis=1) / ranks
         first = np.where(hits.any(axis=1), hits.argmax(axis=1) + 1.0, np.inf)  # the rank of an answer
         of: dict[str, Callable[[int], np.ndarray]] = {
             "accuracy": lambda k: hits[:, :k].any(axis=1),
             "precision": lambda k: hits[:, :k].sum(axis=1) / k,
             "recall": lambda k: hits[:, :k].sum(axis=1) / answers,
-            "ndcg": lambda k: gains[:, :k].sum(axis=1) / ideal_gains(k)[np.minimum(answers, k) - 1],
+            "ndcg": lambda k: gains[:, :k].sum(axis=1) / ideal[np.minimum(answers, k) - 1],
             "mrr": lambda k: np.where(first <= k, 1 / first, 0.0),
             "map": lambda k: precisions[:, :k].sum(axis=1) / np.minimum(answers, k),
         }
