@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.arrays import NativeArray
-from bertcore.kernels.precision import is_bfloat16
+from bertcore.kernels.arrays import NativeArray, is_bfloat16
 from bertcore.nn.parameter import Parameter
 from bertcore.tape import Tape, Variable, current_tape, value_of, within
 

@@ -19,7 +19,6 @@ from .attention import (
     attention_backward,
     bucketed_distances,
 )
-from .batch_invariance import is_batch_invariant, set_batch_invariant
 from .cast import cast
 from .clip_norm import clip_norm, joint_norm
 from .cross_entropy import CrossEntropySaved, cross_entropy, cross_entropy_backward
@@ -57,8 +56,8 @@ from .muon_update import muon_update
 from .nearest_codes import Nearest, nearest_codes
 from .pooling import PoolingSaved, pooling, pooling_backward
 from .rms_norm import RMSNormSaved, rms_norm, rms_norm_backward
-from .rotary import RotarySaved, rotary, rotary_backward
-from .rotary.tables import rotary_tables
+from .rotary import RotarySaved, rotary, rotary_backward, rotary_tables
+from .settings import is_batch_invariant, set_batch_invariant
 from .softmax import SoftmaxSaved, softmax, softmax_backward
 from .threads import get_num_threads, set_num_threads
 

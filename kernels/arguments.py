@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import checks
-from .precision import is_bfloat16, working_dtype
+from .arrays import is_bfloat16, working_dtype
 
 MISSING = "expected a NumPy, CuPy or PyTorch array"
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from .own_name import PROJECT, setting, variable
+from .settings import PROJECT, setting, variable
 
 
 def cache_candidates() -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .precision import is_bfloat16, working_dtype
+from .arrays import is_bfloat16, working_dtype
 
 LARGEST = int(np.finfo(np.float64).max)
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)

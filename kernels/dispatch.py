@@ -2,7 +2,7 @@
 
 A backend is a name: "numpy" (reference.py, the definition), "numba" (cpu.py) or "cupy" (cuda.py). It is chosen, in this
 order, by the call (`backend=`), by the block (`use_backend`), by the process (`set_backend`, or the environment
-variable BERTCORE_BACKEND, see own_name.py); "auto", the default, depends on the arrays: "cupy" for arrays on a GPU,
+variable BERTCORE_BACKEND, see settings.py); "auto", the default, depends on the arrays: "cupy" for arrays on a GPU,
 "numba" for arrays in host memory. There is no fallback: a backend that cannot run, or arrays that it cannot read, are
 an error.
 
@@ -24,7 +24,7 @@ import numpy as np
 
 from . import _cuda, checks
 from .errors import BackendUnavailable
-from .own_name import PACKAGE, PROJECT, setting, variable
+from .settings import PACKAGE, PROJECT, setting, variable
 from .threads import detect_threads
 
 NUMBA_MEGABYTES, THREAD_MEGABYTES = 512, 72  # of address space: for libraries; for a stack and the allocator's arena

@@ -9,8 +9,8 @@ import pytest
 REPOSITORY = Path(__file__).parent.parent
 PRODUCT = sorted(file for folder in ("bertcore", "kernels") for file in (REPOSITORY / folder).rglob("*.py"))
 TESTS = sorted((REPOSITORY / "tests").rglob("*.py"))
-MOST_LINES = {"product": 77_802, "tests": 52_816}  # on the way to 48,000 and 32,000
-MOST_MODULES = 405  # on the way to 350
+MOST_LINES = {"product": 77_756, "tests": 52_812}  # on the way to 48,000 and 32,000
+MOST_MODULES = 396  # on the way to 350
 MOST_PARAMETERS = 10
 MICRO_KERNELS = ("kernels/_numba/", "kernels/attention/cpu/")  # which take pointers, strides and counts
 LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
@@ -28,8 +28,7 @@ LONG_SIGNATURES = {  # as a peer's interface has it, or a record's fields
     "kernels/operation.py:__init__",
 }
 # Each of these is imported by modules that must not import each other, or is an entry point.
-SHORT_MODULES = {"bertcore/__main__.py", "kernels/activation_names.py", "kernels/errors.py", "kernels/own_name.py"}
-SHORT_MODULES |= {"kernels/arrays.py", "bertcore/file_readers.py"}
+SHORT_MODULES = {"bertcore/__main__.py", "bertcore/file_readers.py", "kernels/activation_names.py", "kernels/errors.py"}
 # Private names that tests read though the product has them, and why.
 NOT_OURS = {"_numba", "_cuda", "_replace", "_exit", "_dynamo", "_optimize_final_module"}  # and the two folders
 PRIVATE_READS = {

@@ -13,7 +13,7 @@ from bench.ops import operations
 from bench.ops.cases import FORWARD, Case
 from bertcore import kernels
 from bertcore.kernels import checks, dispatch
-from bertcore.kernels.precision import working_dtype
+from bertcore.kernels.arrays import working_dtype
 from tests.tolerances import assert_close
 
 BACKENDS = tuple(dispatch.IMPLEMENTATIONS)

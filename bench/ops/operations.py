@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bertcore import kernels
+from bertcore.kernels.arrays import working_dtype
 from bertcore.kernels.attention.positions import OF_RELATIVE, TERMS
 from bertcore.kernels.operation import OPERATIONS
-from bertcore.kernels.precision import working_dtype
 
 Named = Iterator[tuple[str, Any]]
 Grad = Callable[[Any], Any]  # from the output to the gradient that comes in

@@ -20,7 +20,7 @@ from bertcore.cli.inputs import Dtype, model_folder
 from bertcore.cli.options import Command, CommandError, File
 from bertcore.kernels import get_backend
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
-from bertcore.kernels.own_name import setting, variable
+from bertcore.kernels.settings import setting, variable
 from bertcore.system import cpu_info, process_age
 
 PACKAGES = ("numpy", "numba", "llvmlite", "tbb", "safetensors", "tokenizers", "ml_dtypes", "torch", "transformers")

@@ -17,9 +17,8 @@ from bertcore.checkpoint import NameRules
 from bertcore.checkpoint.parameters import INDEX_BUFFERS, LATER_MODULES
 from bertcore.families.bert import BERT
 from bertcore.heads import ClassifierSpec
-from bertcore.kernels.arrays import NativeArray
+from bertcore.kernels.arrays import NativeArray, working_dtype
 from bertcore.kernels.deferred import computed
-from bertcore.kernels.precision import working_dtype
 from bertcore.kernels.softmax import SOFTMAX, SoftmaxSaved
 from bertcore.models.registry import HeadSpec, in_each_layer, published_code, register
 from bertcore.models.spec import (

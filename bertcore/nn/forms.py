@@ -17,10 +17,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import INT8
-from bertcore.kernels.arrays import NativeArray
+from bertcore.kernels.arrays import NativeArray, bfloat16
 from bertcore.kernels.linear import LOW_PRECISION
 from bertcore.kernels.linear.prepared import dequantized, is_grouped
-from bertcore.kernels.precision import bfloat16
 from bertcore.nn.layout import Scales
 from bertcore.passes import Place
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.adam_update.numbers import BLOCK_8BIT
+from bertcore.kernels.adam_update.reference import BLOCK_8BIT
 from bertcore.kernels.arrays import Array
 from bertcore.kernels.dispatch import implementation
 from bertcore.nn.parameter import Parameter

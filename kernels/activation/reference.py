@@ -24,7 +24,7 @@ import functools
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, sum_rows, widen
+from ..arrays import ieee_arithmetic, sum_rows, widen
 
 TAIL_CENTRE = 3.75 * np.sqrt(2)  # k
 TAIL_POLYNOMIAL = (  # constant term first

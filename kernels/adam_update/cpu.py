@@ -13,7 +13,7 @@ import numpy as np
 from .._numba import addresses_of, as_kernel_array, helper, inline_helper, parallel_kernel
 from .._numba.rows import share, task_count
 from .._numba.simd import pointer_at
-from .numbers import BLOCK_8BIT, Numbers, levels, midpoints
+from .reference import BLOCK_8BIT, Numbers, levels, midpoints
 
 GRAIN = 1 << 14
 BLOCK = 4096

@@ -5,7 +5,7 @@ import numpy as np
 from .. import _cuda
 from .._cuda.elements import THREADS, table_of
 from . import RULES
-from .numbers import Numbers
+from .reference import Numbers
 
 INSTANTIATIONS = "adamw", "move_and_sum", "rates_of_rows", "move_parameter", "scales_at_step"
 KERNELS = _cuda.Source(__file__, "adam_update.cu", INSTANTIATIONS)

@@ -7,8 +7,8 @@ grad_weight, grad_bias = the sums over the rows of grad_output * x, and of grad_
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic, sum_rows, widen
 from ..layer_norm.reference import sum_with_residual
-from ..precision import ieee_arithmetic, sum_rows, widen
 
 
 @ieee_arithmetic

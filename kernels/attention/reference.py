@@ -45,8 +45,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic, widen, working_dtype
 from ..philox import random_bits, threshold
-from ..precision import ieee_arithmetic, widen, working_dtype
 from .arguments import UNLIMITED, scores_shape
 from .positions import TABLES, TERMS, RelativePositions
 

@@ -1,6 +1,6 @@
 """Arrays rounded to another dtype: output = array, to nearest even."""
 
-from ..precision import ieee_arithmetic
+from ..arrays import ieee_arithmetic
 
 
 @ieee_arithmetic

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ..precision import ieee_arithmetic
+from ..arrays import ieee_arithmetic
 
 
 def clip_norm(arrays, max_norm):

@@ -7,9 +7,8 @@ import numpy as np
 
 from .. import checks
 from ..arguments import Choice, Flag, Floats, Integer, Integers, WideFloats
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, ieee_arithmetic
 from ..operation import Operation
-from ..precision import ieee_arithmetic
 
 REDUCTIONS = ("mean", "sum", "none")
 

@@ -11,7 +11,7 @@ terms: rounded as one number it would lose the digits of the second if logits ar
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

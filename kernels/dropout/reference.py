@@ -10,8 +10,8 @@ Source: Srivastava et al. 2014, "Dropout: a simple way to prevent neural network
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic, widen
 from ..philox import random_bits, threshold
-from ..precision import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

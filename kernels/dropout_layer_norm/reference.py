@@ -8,9 +8,9 @@ gradient of the sum is that of the residual; the gradient of the input is its dr
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic, widen
 from ..dropout import reference as dropout_reference
 from ..layer_norm import reference as layer_norm_reference
-from ..precision import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

@@ -9,7 +9,7 @@ import numpy as np
 from .._numba import address_of, as_addressed_array, empty, helper, kernel, parallel_kernel, region
 from .._numba.rows import flat, share, task_count
 from .._numba.simd import lanes, pointer, pointer_at
-from ..precision import is_bfloat16
+from ..arrays import is_bfloat16
 
 GRAIN_BYTES = 1 << 18
 STRIPE = 16  # columns; the stripes of two threads share no cache line

@@ -10,7 +10,7 @@ id, such as the first position, occurs thousands of times). A row that does not 
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, is_bfloat16
+from ..arrays import ieee_arithmetic, is_bfloat16
 
 
 def embedding(input, weight):

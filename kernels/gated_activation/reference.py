@@ -10,7 +10,7 @@ With a row's two halves g, the gate, and v, and an activation a (activation/refe
 import numpy as np
 
 from ..activation import reference as _activation
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

@@ -15,7 +15,7 @@ and the residual's gradient is the same.
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, sum_rows, widen
+from ..arrays import ieee_arithmetic, sum_rows, widen
 
 
 @ieee_arithmetic

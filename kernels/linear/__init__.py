@@ -10,9 +10,8 @@ from .. import checks, dispatch
 from ..activation import ACTIVATION, ActivationSaved
 from ..activation_names import ACTIVATIONS
 from ..arguments import MISSING, Argument, Choice, Flag, Floats, ParameterDtype, check_axes
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, is_bfloat16
 from ..operation import Call, Operation
-from ..precision import is_bfloat16
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32

@@ -24,7 +24,7 @@ Low precision, for a float32 input and a weight prepared as such:
 import numpy as np
 
 from ..activation import reference as _activation
-from ..precision import bfloat16, ieee_arithmetic, sum_rows, widen
+from ..arrays import bfloat16, ieee_arithmetic, sum_rows, widen
 from .prepared import GROUP, PreparedWeight, dequantized, group_count
 
 STEPS = 254  # between the levels of a row: with 255, zero + the greatest level could round up to 256

@@ -12,7 +12,7 @@ the gates is that of torch.nn.LSTM.
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

@@ -7,7 +7,7 @@ and 0 for a document without tokens. The gradient goes to each q_i and to the fi
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

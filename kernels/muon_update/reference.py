@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic
 from ..clip_norm.reference import joint_norm
-from ..precision import ieee_arithmetic
 
 COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c of a step
 STEPS = 5

@@ -11,7 +11,7 @@ and zeros where n is 0. The definitions are those of sentence-transformers' Pool
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

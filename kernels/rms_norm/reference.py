@@ -14,8 +14,8 @@ and the residual's gradient is the same.
 
 import numpy as np
 
+from ..arrays import ieee_arithmetic, sum_rows, widen
 from ..layer_norm.reference import mean_of_rows, normalise, sum_with_residual
-from ..precision import ieee_arithmetic, sum_rows, widen
 
 
 @ieee_arithmetic

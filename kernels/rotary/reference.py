@@ -11,7 +11,7 @@ unchanged. The gradient of a rotation is the inverse rotation: the same with -si
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

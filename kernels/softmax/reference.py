@@ -11,7 +11,7 @@ anywhere in a slice makes the whole slice NaN, as the definition does.
 
 import numpy as np
 
-from ..precision import ieee_arithmetic, widen
+from ..arrays import ieee_arithmetic, widen
 
 
 @ieee_arithmetic

@@ -5,7 +5,7 @@ import pytest
 
 from bertcore.kernels import adam_update, get_num_threads, set_num_threads
 from bertcore.kernels.adam_update import RULES, cpu, reference
-from bertcore.kernels.adam_update.numbers import levels
+from bertcore.kernels.adam_update.reference import levels
 from tests.cuda_emulator.driverless import driverless
 from tests.kernels.arrays import normal, to_gpu
 from tests.kernels.strategies import NUMBA_DTYPES

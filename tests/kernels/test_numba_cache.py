@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bertcore.kernels._numba.compile import cache, sources
+from bertcore.kernels._numba.compile import cache
 from tests.processes import finish, run_python, start_python
 
 KERNEL = """
@@ -24,7 +24,7 @@ CALL = """
 import importlib.util, sys
 import numba
 before = numba.config.CACHE_DIR
-from bertcore.kernels._numba.compile import cache, sources
+from bertcore.kernels._numba.compile import cache
 assert numba.config.CACHE_DIR == before
 spec = importlib.util.spec_from_file_location("bertcore.kernels.pretend", sys.argv[1])
 module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -99,10 +99,10 @@ def test_only_changed_code_is_compiled_again(file, tmp_path):
 
 
 def test_modules_outside_the_package_are_read_anew(file):
-    known = sources.Sources()
+    known = cache.Sources()
     before = known.digest_outside(file)
     file.write_text(KERNEL.replace("x + 1", "x + 2"))
-    assert known.digest_outside(file) not in (before, known.digest(sources.ROOT / "softmax" / "cpu.py"))
+    assert known.digest_outside(file) not in (before, known.digest(cache.ROOT / "softmax" / "cpu.py"))
     file.write_text(KERNEL)
     assert known.digest_outside(file) == before
 
@@ -136,10 +136,10 @@ def cpu_module(operation):
 
 def test_changed_modules_recompile_their_dependents(tmp_path):
     root = tmp_path / "kernels"
-    shutil.copytree(sources.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(cache.ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
 
     def digests():
-        found = sources.Sources(root, "bertcore.kernels")
+        found = cache.Sources(root, "bertcore.kernels")
         return {operation: found.digest(cpu_module(root / operation)) for operation in RECOMPILED}
 
     before = digests()
@@ -158,7 +158,7 @@ def test_dependencies_are_the_loaded_modules():
     code = """
 import ast, sys
 from pathlib import Path
-from bertcore.kernels._numba.compile.sources import ROOT, Sources
+from bertcore.kernels._numba.compile.cache import ROOT, Sources
 import bertcore.kernels.linear.cpu
 loaded = {module.__file__ for name, module in sys.modules.items() if name.startswith("bertcore.kernels._numba.")}
 sources = Sources()
@@ -166,14 +166,11 @@ sources.digest(ROOT / "linear" / "cpu" / "__init__.py")
 other = loaded - {str(file) for file in sources._modules}
 print(*sorted(Path(file).name for file in other if len(ast.parse(Path(file).read_text()).body) > 1))
 """
-    assert set(run_python(code)[0].split()) == {Path(file).name for file in sources.AROUND_KERNELS} | {
-        "shipped.py",
-        "sources.py",
-    }
+    assert set(run_python(code)[0].split()) == {Path(file).name for file in cache.AROUND_KERNELS} | {"shipped.py"}
 
 
 def test_digests_are_cached_by_source_text(tmp_path):
-    digests = sources.package_digests.__wrapped__
+    digests = cache.package_digests.__wrapped__
     before = digests(tmp_path)
     (kept,) = tmp_path.glob("sources-*.json")
     kept.write_text(kept.read_text().replace(before["linear/cpu/__init__.py"], "another"))

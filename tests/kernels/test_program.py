@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from bertcore import kernels
+from bertcore.kernels import program as program_module
 from bertcore.kernels._numba import threads
 from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.embedding import EMBEDDING
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.program import cpu as program_cpu
-from bertcore.kernels.program import program as program_module
 from tests.kernels.strategies import normal
 from tests.refusals import refuses
 

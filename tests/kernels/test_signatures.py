@@ -20,7 +20,7 @@ OPERATIONS = sorted(path.parent.name for path in KERNELS.glob("*/reference.py"))
 UPDATES = {"adam_update", "cast", "clip_norm", "muon_update"}  # of their arguments, in place
 OF_INTEGERS = {"nearest_codes"}
 DIFFERENTIATED = [*(operation for operation in OPERATIONS if operation not in UPDATES | OF_INTEGERS), "gelu"]
-NEVER_COMPUTE = {"quantize_weight"}  # with a backend of the caller's choice
+NEVER_COMPUTE = {"quantize_weight", "rotary_tables"}  # with a backend of the caller's choice
 
 
 def functions(path):

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels.arrays import NativeArray
-from bertcore.kernels.precision import working_dtype
+from bertcore.kernels.arrays import NativeArray, working_dtype
 from bertcore.nn import functional
 from bertcore.nn.blocks import Embeddings, LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.functional import split_heads

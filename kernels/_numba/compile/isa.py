@@ -1,6 +1,6 @@
 """The CPU's features, and the level of them that kernels are compiled for.
 
-The environment variable BERTCORE_ISA (see own_name.py), the name of one of LEVELS ("generic", "avx2", "neon", ...), is
+The environment variable BERTCORE_ISA (see settings.py), the name of one of LEVELS ("generic", "avx2", "neon", ...), is
 read when this module is imported. It selects fewer features than the machine has, so that one machine can test the code
 of others. It changes the CPU that Numba compiles for, so it must be set before the process compiles anything.
 
@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 from numba import types
 from numba.core import config
 
-from ...own_name import setting, variable
+from ...settings import setting, variable
 from ...threads import auxiliary_value, sysctl
 from ..amx.permission import request_tiles
 

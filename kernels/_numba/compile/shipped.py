@@ -20,7 +20,7 @@ import llvmlite
 import numba
 
 from ...cache_folder import read_private
-from ...own_name import PACKAGE, PROJECT
+from ...settings import PACKAGE, PROJECT
 from .isa import LEVEL
 
 LIST = "digests.json"

@@ -14,8 +14,8 @@ from ..._numba.memory import CACHE_LINE, address_of, as_addressed_array, as_kern
 from ..._numba.rows import rounded_up
 from ..._numba.simd import itemsize, pointer_at
 from ..._numba.steps import ADDRESS, INT32, filled, record
+from ...arrays import working_dtype
 from ...philox import threshold
-from ...precision import working_dtype
 from ..arguments import UNLIMITED, heads_first
 from ..reference import unbroadcast
 

@@ -36,10 +36,19 @@ from ..._numba.products.panels import pack_groups, pack_panel, prefetch_rows, un
 from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks, task_count
 from ..._numba.simd import first_lanes, lanes, load_masked, pointer, pointer_at, wide_pointer
 from ...activation_names import activation_code
-from ...precision import bfloat16
+from ...arrays import bfloat16
 from ..prepared import PreparedWeight, is_grouped
-from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
-from .pairs import HAS_PAIRS, pack_columns, transposed_pairs
+from .low_precision import (
+    GROUP_ROWS,
+    HAS_PAIRS,
+    PANEL_WORDS,
+    pack_columns,
+    quantize_rows,
+    round_rows,
+    run_bfloat16,
+    run_int8,
+    transposed_pairs,
+)
 from .weight_gradient import product_of_columns
 
 ROUNDING_GRAIN = 1 << 16

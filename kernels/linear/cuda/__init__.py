@@ -12,8 +12,8 @@ from ... import _cuda
 from ..._cuda import cublaslt, empty_rows, row_stride, rows, unit_columns
 from ...activation import cuda as _activation
 from ...activation_names import activation_code
-from ...batch_invariance import is_batch_invariant
 from ...dispatch import on_device_of
+from ...settings import is_batch_invariant
 from ..prepared import PreparedWeight
 
 # Tiles of the output, rows x columns, for tensor cores. The large tile does the most arithmetic per byte; the others

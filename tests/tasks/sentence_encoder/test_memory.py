@@ -24,7 +24,7 @@ PROCESS = """
 import re, sys
 from pathlib import Path
 from bertcore import SentenceEncoder
-from bertcore.kernels.program import program
+from bertcore.kernels import program
 from bertcore.execution import eager as layers
 
 program.MOST_KEPT = 0  # kept recordings and groups bound the memory by numbers of their own

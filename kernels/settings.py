@@ -1,6 +1,24 @@
-"""The setting that makes a row's bits independent of the other rows in products on the GPU."""
+"""The name of this package in messages, environment variables and the user's cache, and the setting for products.
 
-from .own_name import setting, variable
+Copied into another project it uses that project's name: imported as `numerics` (or from within a package `numerics`)
+it reads the variables NUMERICS_BACKEND (dispatch.py), NUMERICS_BATCH_INVARIANT (below), NUMERICS_CACHE_DIR
+(cache_folder.py) and NUMERICS_ISA (_numba/compile) and keeps compiled kernels in ~/.cache/numerics.
+"""
+
+import os
+
+PACKAGE = __package__
+PROJECT = PACKAGE.partition(".")[0]
+
+
+def variable(name: str) -> str:
+    """Return the name of the environment variable for `name`."""
+    return f"{PROJECT.upper()}_{name}"
+
+
+def setting(name: str) -> str | None:
+    """Return the value of the environment variable for `name`; None if it is unset or empty."""
+    return os.environ.get(variable(name)) or None
 
 
 def set_batch_invariant(wanted: bool) -> None:
@@ -14,7 +32,7 @@ def set_batch_invariant(wanted: bool) -> None:
       of this package computes the products, and sums each row in one order. Gradients, which are sums over the batch in
       any case, are still computed by cuBLASLt.
 
-    On the CPU both guarantees always hold. The environment variable BERTCORE_BATCH_INVARIANT (see own_name.py), 1 or 0,
+    On the CPU both guarantees always hold. The environment variable BERTCORE_BATCH_INVARIANT (see above), 1 or 0,
     decides until this function is called; with any other value the import fails, with or without a GPU.
 
     Raises TypeError for anything but a bool.
