@@ -192,6 +192,8 @@ class SparseEncoder(PromptedReader):
 
         Raises ImportError if SciPy is missing, or PyTorch for a tensor.
         """
+        for name, flag in (("_tensor", convert_to_tensor), ("_sparse_tensor", convert_to_sparse_tensor)):
+            checks.boolean(f"convert_to{name}", False if flag is None else flag)
         sparse = required("scipy.sparse")  # fail before any work
         many, is_one = listed_texts(inputs), isinstance(inputs, str)
         given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, **options}

@@ -152,6 +152,7 @@ def test_no_texts(encoder):
     ({"truncation": "error"}, ValueError, r"inputs\[3\] has more than the 40 tokens"),
     ({"prompt_name": "q"}, ValueError, "prompt_name is 'q', this model has query"),
     ({"inputs": 3}, TypeError, "inputs is int, expected a string or a list of strings"),
+    ({"convert_to_tensor": "x"}, TypeError, "convert_to_tensor is 'x', expected True or False"),
     ({"max_active_dim": 3}, TypeError, "has no argument max_active_dim; did you mean max_active_dims?"),
 ])  # fmt: skip
 def test_bad_arguments(encoder, options, error, message):
