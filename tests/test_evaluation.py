@@ -264,6 +264,11 @@ def test_cross_encoders_are_compared(tmp_path):
     assert set(found) == {"map", "mrr@3", "ndcg@3"} and 0 < found["map"] <= 1
 
 
+def test_scores_are_those_of_all_pairs(encoder):
+    wrong = InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT, score_functions={"own": lambda *rows: 1.0})
+    refuses(ValueError, r"score_functions\['own'\] returned shape \(\), expected \(\d+, \d+\)", wrong, encoder)
+
+
 def test_results_are_appended_to_a_table(encoder, tmp_path):
     evaluator = TripletEvaluator(["the cat"], ["the cat"], ["a dog"], name="pets")
     for step in (1, 2):
@@ -305,7 +310,11 @@ ENCODES = SimpleNamespace(encode=len)
     (TypeError, "scores is {}, expected 2 finite numbers", "EmbeddingSimilarity", (TWO, TWO, {}), {}),
     (TypeError, "expected 2 finite numbers", "EmbeddingSimilarity", (TWO, TWO, [10**400, 1]), {}),
     (TypeError, "expected 2 finite numbers", "EmbeddingSimilarity", (TWO, TWO, ["a", "b"]), {}),
-    (TypeError, r"names\[0\] is list", "EmbeddingSimilarity", (TWO, TWO, [1, 2]), {"main_similarity": []}),
+    (TypeError, r"main_similarity is \[\]", "EmbeddingSimilarity", (TWO, TWO, [1, 2]), {"main_similarity": []}),
+    (ValueError, "main_similarity_function is 'cos', expected one of 'cosine'", "Triplet", (TWO, TWO, TWO),
+     {"main_similarity_function": "cos"}),
+    (ValueError, r"similarity_fn_names\[0\] is 'cos', expected one of 'cosine'", "BinaryClassification",
+     (TWO, TWO, [1, 0]), {"similarity_fn_names": ["cos"]}),
     (TypeError, "names is .dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2]), {"similarity_fn_names": "dot"}),
     (TypeError, r"duplicates_dict\['a'\] is str", "ParaphraseMining", ({"a": "b"},), {"duplicates_dict": {"a": "a"}}),
     (TypeError, r"samples\[0\]\['positive'\] is NoneType", "Reranking",

@@ -56,7 +56,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         self.sentences1, self.sentences2 = _columns(sentences1=sentences1, sentences2=sentences2)
         self.scores = checked_numbers("scores", scores, len(self.sentences1))
         self.main_similarity = main_similarity
-        self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity)
+        self.similarity_fn_names = _similarities(similarity_fn_names, "main_similarity", main_similarity)
         self.precision = precision
         if precision is not None:
             self.table = f"similarity_evaluation{{}}_{precision}_results.csv"
@@ -113,7 +113,9 @@ class TripletEvaluator(Evaluator):
         super().__init__(batch_size=batch_size, **options)
         self.triplets = _columns(anchors=anchors, positives=positives, negatives=negatives)
         self.main_similarity_function = main_similarity_function
-        self.similarity_fn_names = _similarities(similarity_fn_names, main_similarity_function)
+        self.similarity_fn_names = _similarities(
+            similarity_fn_names, "main_similarity_function", main_similarity_function
+        )
         margins = margin if isinstance(margin, Mapping) else dict.fromkeys(SIMILARITIES, margin or 0.0)
         if unknown := set(margins) - set(SIMILARITIES):
             raise ValueError(f"margin has {', '.join(sorted(unknown))}, expected names of {', '.join(SIMILARITIES)}")
@@ -169,7 +171,7 @@ class BinaryClassificationEvaluator(Evaluator):
         if not np.isin(numbers, (0, 1)).all():
             raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
-        self.similarity_fn_names = _similarities(similarity_fn_names, None)
+        self.similarity_fn_names = _similarities(similarity_fn_names)
 
     def columns(self, found: Metrics) -> Metrics:
         """Return the metrics of each similarity, without their maximum."""
@@ -368,13 +370,14 @@ def _columns(**columns: Sequence[str]) -> list[list[str]]:
     return list(checked.values())
 
 
-def _similarities(names: Sequence[str] | None, main: str | None) -> list[str]:
-    """Return the names of the similarities to compare; empty for the encoder's own."""
-    chosen = check_strings("similarity_fn_names", names or ([] if main is None else [main]))
-    for name in chosen if main is None else [*chosen, main]:
-        if name not in SIMILARITIES or (main is not None and main not in chosen):
-            raise ValueError(f"similarity_fn_names is {chosen}, main is {main!r}, expected {', '.join(SIMILARITIES)}")
-    return chosen
+def _similarities(names: Sequence[str] | None, argument: str = "", main: str | None = None) -> list[str]:
+    """Return the names of the similarities to compare, with the `main` one; empty for the encoder's own."""
+    chosen = check_strings("similarity_fn_names", names or [])
+    for place, name in enumerate(chosen):
+        checks.choice(f"similarity_fn_names[{place}]", name, SIMILARITIES)
+    if main is not None:
+        checks.choice(argument, main, chosen or SIMILARITIES)
+    return chosen or ([] if main is None else [main])
 
 
 def _pair_scores(model: Any, names: Sequence[str]) -> dict[str, Score]:

@@ -16,7 +16,7 @@ from bertcore.evaluation.evaluator import (
     of_dense,
     of_ranking,
 )
-from bertcore.tasks.search import BestRows, paraphrase_mining
+from bertcore.tasks.search import BestRows, checked_scores, paraphrase_mining
 from bertcore.tasks.similarity import cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts, listed_texts
 
@@ -118,20 +118,18 @@ class InformationRetrievalEvaluator(Evaluator):
         depth = max(max(depths, default=1) for depths in self.at_k.values())
         asked = self._embedded(model.encode_query, self.queries, **self._query_options)
         starts = range(0, len(self.queries), QUERIES)
-        blocks = [asked[start : start + QUERIES] for start in starts]
-        best = {
-            name: [BestRows(min(QUERIES, len(self.queries) - start), depth) for start in starts] for name in functions
-        }
+        blocks = [(asked[start : start + QUERIES], min(QUERIES, len(self.queries) - start)) for start in starts]
+        best = {name: [BestRows(count, depth) for _, count in blocks] for name in functions}
         for first in range(0, len(self.corpus), self.corpus_chunk_size):
             texts = self.corpus[first : first + self.corpus_chunk_size]
             documents = self._embedded(model.encode_document, texts, **self._corpus_options)
             for name, score in functions.items():
-                for kept, block in zip(best[name], blocks, strict=True):
-                    kept.add(np.asarray(score(block, documents)))
+                for kept, (block, count) in zip(best[name], blocks, strict=True):
+                    found = score(block, documents)
+                    kept.add(checked_scores(f"score_functions[{name!r}]", found, (count, len(texts))))
         hits = {}
         for name, kept in best.items():
-            found = np.concatenate([each.indices for each in kept]).tolist()
-            rows = zip(self.queries_ids, found, strict=True)
+            rows = zip(self.queries_ids, np.concatenate([each.indices for each in kept]).tolist(), strict=True)
             right = [[self.corpus_ids[each] in self.relevant_docs[query] for each in row] for query, row in rows]
             hits[name] = np.array(right, bool)
         return hits

@@ -188,9 +188,7 @@ def _best_pairs(
         best = BestRows(len(some), top_k)
         for first in range(0, len(corpus), chunks[1]):
             others = corpus[first : first + chunks[1]]
-            scores = np.asarray(score_function(some, others))
-            if scores.shape != (expected := (len(some), len(others))):
-                raise ValueError(f"score_function returned shape {scores.shape}, expected {expected}")
+            scores = checked_scores("score_function", score_function(some, others), (len(some), len(others)))
             best.add(scores)
         for indices, scores in zip(best.indices.tolist(), best.scores.tolist(), strict=True):
             yield list(zip(indices, scores, strict=True))
@@ -300,6 +298,14 @@ def _best_sparse(
 def _of_length_1(table: Any) -> Any:
     lengths = np.sqrt(table.multiply(table).sum(axis=1)).clip(1e-12)
     return required("scipy.sparse").csr_array(table.multiply(1 / lengths[:, None]))
+
+
+def checked_scores(name: str, scores: Any, expected: tuple[int, int]) -> np.ndarray:
+    """Return what a function of scores returned, as an array. Raises ValueError for another shape than (rows, rows)."""
+    scores = np.asarray(scores)
+    if scores.shape != expected:
+        raise ValueError(f"{name} returned shape {scores.shape}, expected {expected}")
+    return scores
 
 
 MINING = ("top_k", "max_pairs", "score_function", "query_chunk_size", "corpus_chunk_size")
