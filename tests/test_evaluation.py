@@ -326,7 +326,7 @@ ENCODES = SimpleNamespace(encode=len)
     (TypeError, "samples is NoneType, expected a list", "Reranking", (None,), {}),
     (TypeError, "samples is NoneType, expected a list", "CrossEncoderReranking", (None,), {}),
     (TypeError, "sentence_pairs is NoneType, expected a list", "CrossEncoderCorrelation", (None, [1]), {}),
-    (ValueError, "expected cosine, dot", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
+    (ValueError, "main_similarity is 'cosin'", "EmbeddingSimilarity", (TWO, TWO, [1, 2], 16, "cosin"), {}),
     (ValueError, "labels has numbers other than 0 and 1", "BinaryClassification", (TWO, TWO, [1, 2]), {}),
     (ValueError, "source_sentences has 2, target_sentences has 1", "MSE", (TWO, ["a"], None), {}),
     (TypeError, "teacher_model is NoneType, expected an encoder", "MSE", (TWO, TWO, None), {}),
