@@ -9,7 +9,7 @@
 They are the objectives of `bertcore.training.objectives`, whose modules `cross_encoder`, `sparse` and `multi_vector`
 have the losses of other encoders.
 
-Raises AttributeError for a loss that is not here; the message names another one.
+Raises ImportError for a loss of sentence-transformers that is not here; the message names another one.
 """
 
 from bertcore.training.objectives import *  # noqa: F403
@@ -27,5 +27,6 @@ INSTEAD = {  # of losses that are not here
 
 
 def __getattr__(name: str) -> object:
-    instead = f": use {INSTEAD[name]}" if name in INSTEAD else ""
-    raise AttributeError(f"bertcore.losses has no {name}{instead}")
+    if name in INSTEAD:  # not AttributeError, whose message `from bertcore.losses import ...` drops
+        raise ImportError(f"bertcore.losses has no {name}: use {INSTEAD[name]}")
+    raise AttributeError(f"bertcore.losses has no {name}")
