@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from bertcore.arguments import Described, check_count
+from bertcore.arguments import Described, check_count, check_number
 from bertcore.checkpoint.files import naming, temporary_beside
 from bertcore.system import lock, replace
 from bertcore.training.arguments import LOCAL_REPORTS, TrainerControl, TrainerState, TrainingArguments
@@ -61,14 +61,12 @@ class EarlyStoppingCallback(TrainerCallback):
 
     Args:
         early_stopping_patience: the number of evaluations without improvement that ends the run.
-        early_stopping_threshold: the least improvement that counts.
+        early_stopping_threshold: the improvement over the best evaluation before that counts, if it is larger.
     """
 
     def __init__(self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.0):
-        check_count("early_stopping_patience", early_stopping_patience)
-        if not early_stopping_threshold >= 0:
-            raise ValueError(f"early_stopping_threshold is {early_stopping_threshold!r}, expected at least 0")
-        self.patience, self.threshold = early_stopping_patience, early_stopping_threshold
+        self.patience = check_count("early_stopping_patience", early_stopping_patience)
+        self.threshold = check_number("early_stopping_threshold", early_stopping_threshold)
         self.best: float | None = None
         self.failures, self._is_running = 0, False
 
@@ -85,10 +83,9 @@ class EarlyStoppingCallback(TrainerCallback):
         if not self._is_running:
             return
         value = args.deciding_value(event["metrics"])
-        if args.gain(value, self.best) > self.threshold:
-            self.best, self.failures = value, 0
-        else:
-            self.failures += 1
+        gain = args.gain(value, self.best)
+        self.failures = 0 if gain > self.threshold else self.failures + 1
+        self.best = value if gain > 0 else self.best
         control.should_training_stop |= self.failures >= self.patience
 
     def state_dict(self) -> dict[str, Any]:

@@ -119,12 +119,17 @@ def test_the_best_model_is_found_where_the_folder_was_moved_to(tmp_path):
 
 
 NAN = float("nan")
-STOPS = [(True, [1, 3, 2, 2, 9], 4), (False, [5, 4, 4.5, 4.2, 1], 4), (True, [NAN, 1, NAN, NAN, 2], 4)]
+STOPS = [
+    (True, 0, [1, 3, 2, 2, 9], 4),
+    (False, 0, [5, 4, 4.5, 4.2, 1], 4),
+    (True, 0, [NAN, 1, NAN, NAN, 2], 4),
+    (True, 0.75, [1, 1.5, 2, 9], 3),  # small steps do not add up, as in transformers
+]
 
 
-@pytest.mark.parametrize("greater, values, steps", STOPS)
-def test_early_stopping(tmp_path, greater, values, steps):
-    patience = [EarlyStoppingCallback(early_stopping_patience=2)]
+@pytest.mark.parametrize("greater, threshold, values, steps", STOPS)
+def test_early_stopping(tmp_path, greater, threshold, values, steps):
+    patience = [EarlyStoppingCallback(2, threshold)]
     trainer = scored_trainer(tmp_path, values, patience, greater_is_better=greater)
     trainer.train()
     assert trainer.state.global_step == steps
