@@ -1,8 +1,9 @@
-"""The name of this package in messages, environment variables and the user's cache, and the setting for products.
+"""This package's name, its environment variables, and the setting that makes products on the GPU batch-invariant.
 
-Copied into another project it uses that project's name: imported as `numerics` (or from within a package `numerics`)
-it reads the variables NUMERICS_BACKEND (dispatch.py), NUMERICS_BATCH_INVARIANT (below), NUMERICS_CACHE_DIR
-(cache_folder.py) and NUMERICS_ISA (_numba/compile) and keeps compiled kernels in ~/.cache/numerics.
+Copied into another project, the package uses that project's name in messages, variables and the user's cache: imported
+as `numerics` (or from within a package `numerics`) it reads NUMERICS_BACKEND (dispatch.py), NUMERICS_BATCH_INVARIANT
+(below), NUMERICS_CACHE_DIR (cache_folder.py) and NUMERICS_ISA (_numba/compile), and keeps compiled kernels in
+~/.cache/numerics.
 """
 
 import os
@@ -32,8 +33,8 @@ def set_batch_invariant(wanted: bool) -> None:
       of this package computes the products, and sums each row in one order. Gradients, which are sums over the batch in
       any case, are still computed by cuBLASLt.
 
-    On the CPU both guarantees always hold. The environment variable BERTCORE_BATCH_INVARIANT (see above), 1 or 0,
-    decides until this function is called; with any other value the import fails, with or without a GPU.
+    On the CPU both guarantees always hold. The environment variable BERTCORE_BATCH_INVARIANT, 1 or 0, decides until
+    this function is called; with any other value the import fails, with or without a GPU.
 
     Raises TypeError for anything but a bool.
     """

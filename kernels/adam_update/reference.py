@@ -8,52 +8,6 @@ import numpy as np
 from ..arrays import ieee_arithmetic
 
 
-class Numbers(NamedTuple):
-    """The factors of a step, in the dtype of the arrays.
-
-    g = grad_scale grad, m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
-    """
-
-    lr: np.floating
-    keep1: np.floating
-    take1: np.floating
-    keep2: np.floating
-    take2: np.floating
-    scale1: np.floating
-    scale2: np.floating
-    eps: np.floating
-    weight_decay: np.floating
-    grad_scale: np.floating
-
-    @classmethod
-    def at_step(cls, dtype, lr, betas, eps, weight_decay, step, grad_scale=1.0):
-        """Return the numbers of one step."""
-        scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
-        moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
-        return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))
-
-
-BLOCK_8BIT = 256  # elements that share a scale
-
-
-@functools.cache
-def levels(is_signed):
-    """Return the magnitudes of the codes of 8 bits relative to the largest of a block, ascending, in float32.
-
-    They are 0 and those of a dynamic tree (Dettmers et al. 2022, arXiv:2110.02861, section 1.3): each power of ten down
-    to 10^-6, or 10^-7 without a sign, ends a row of evenly spaced magnitudes, half as many as in the row above it.
-    """
-    bits = 7 if is_signed else 8
-    rows = [10.0**-row * (0.1 + 0.9 * np.linspace(0, 1, (1 << (bits - 1 - row)) + 1)[1:]) for row in range(bits)]
-    return np.concatenate([[0.0], *reversed(rows)]).astype(np.float32)
-
-
-def midpoints(is_signed):
-    """Return the numbers halfway between neighbouring levels."""
-    found = levels(is_signed)
-    return (found[1:] + found[:-1]) / np.float32(2)
-
-
 def adam_update(sets, lr, betas, eps, weight_decay, step, rule, grad_scale):
     """Update parameters and their moments in place; `sets` has (parameter, grad, first and second moment) of each."""
     if grad_scale is not None and not np.isfinite(grad_scale):
@@ -84,6 +38,27 @@ def surprise(grad, second, eps):
     return ratio * ratio
 
 
+BLOCK_8BIT = 256  # elements that share a scale
+
+
+@functools.cache
+def levels(is_signed):
+    """Return the magnitudes of the codes of 8 bits relative to the largest of a block, ascending, in float32.
+
+    They are 0 and those of a dynamic tree (Dettmers et al. 2022, arXiv:2110.02861, section 1.3): each power of ten down
+    to 10^-6, or 10^-7 without a sign, ends a row of evenly spaced magnitudes, half as many as in the row above it.
+    """
+    bits = 7 if is_signed else 8
+    rows = [10.0**-row * (0.1 + 0.9 * np.linspace(0, 1, (1 << (bits - 1 - row)) + 1)[1:]) for row in range(bits)]
+    return np.concatenate([[0.0], *reversed(rows)]).astype(np.float32)
+
+
+def midpoints(is_signed):
+    """Return the numbers halfway between neighbouring levels."""
+    found = levels(is_signed)
+    return (found[1:] + found[:-1]) / np.float32(2)
+
+
 def quantize_moment(values, codes, scales, is_signed):
     """Round blocks of a flat float32 array to codes of 8 bits, the nearest `levels` times the largest magnitude.
 
@@ -107,3 +82,28 @@ def dequantize_moment(codes, scales, values, is_signed):
     known = levels(is_signed)
     known = np.concatenate([known, -known]) if is_signed else known
     values[...] = known[codes] * np.repeat(scales, BLOCK_8BIT)[: codes.size]
+
+
+class Numbers(NamedTuple):
+    """The factors of a step as the other backends take them, in the dtype of the arrays.
+
+    g = grad_scale grad, m = keep1 m + take1 g, v = keep2 v + take2 g^2; m' = scale1 m, sqrt(v') = scale2 sqrt(v).
+    """
+
+    lr: np.floating
+    keep1: np.floating
+    take1: np.floating
+    keep2: np.floating
+    take2: np.floating
+    scale1: np.floating
+    scale2: np.floating
+    eps: np.floating
+    weight_decay: np.floating
+    grad_scale: np.floating
+
+    @classmethod
+    def at_step(cls, dtype, lr, betas, eps, weight_decay, step, grad_scale=1.0):
+        """Return the numbers of one step."""
+        scales = 1 / (1 - betas[0] ** step), (1 - betas[1] ** step) ** -0.5
+        moments = betas[0], 1 - betas[0], betas[1], 1 - betas[1]
+        return cls(*map(dtype.type, (lr, *moments, *scales, eps, weight_decay, grad_scale)))
