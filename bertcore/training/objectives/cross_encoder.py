@@ -6,7 +6,7 @@ order. Names, arguments and values follow sentence-transformers' losses for cros
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, checked_labels
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, softplus, squared_error
-from bertcore.training.objectives.text_examples import LABELS, ColumnCollator
+from bertcore.training.objectives.text_examples import PairCollator
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, by value
     "identity": (lambda logits: logits, lambda found: 1.0),
@@ -410,49 +410,6 @@ def _spans(batch: Batch) -> list[slice]:
         raise ValueError(f"lists has shape {lists.shape}, expected ({count},): one for each pair")
     starts = [*np.flatnonzero(np.diff(lists, prepend=lists[:1] - 1)).tolist(), count]
     return [slice(*ends) for ends in pairwise(starts)]
-
-
-class PairCollator(ColumnCollator):
-    """Batches of pairs for cross-encoders, from examples of a query and documents.
-
-    Examples are mappings whose first text is the query; other columns are documents, or lists of documents. "label",
-    "labels", "score" or "scores" is a number, or a list of numbers, as many as documents for most losses.
-
-    Args:
-        tokenizer: joins and cuts the pairs, and pads them to the longest.
-        max_length, encoder: as for `ColumnCollator`.
-    """
-
-    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
-        """Return the batch. Raises ValueError without examples or documents, TypeError for values other than texts."""
-        if not examples:
-            raise ValueError("examples is empty, expected at least one")
-        queries, documents = zip(*(self._texts(index, example) for index, example in enumerate(examples)), strict=True)
-        rows = list(self.lists(documents))
-        pairs = [(query, text) for query, texts in zip(queries, rows, strict=True) for text in texts]
-        batch = dict(self.tokenized(*map(list, zip(*pairs, strict=True))))
-        labels = [np.atleast_1d(example[name]) for example in examples for name in LABELS if name in example]
-        for index, (own, texts) in enumerate(zip(labels, documents, strict=False)):
-            if not 0 <= len(texts) - len(own) <= 1:
-                expected = f"expected {len(texts)}, one for each document"
-                raise ValueError(f"examples[{index}] has {len(own)} labels, {expected}")
-        if labels:
-            batch["labels"] = np.concatenate(labels)
-        return batch | {"lists": np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])}
-
-    def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
-        yield from documents
-
-    def _texts(self, index: int, example: Mapping[str, Any]) -> tuple[str, list[str]]:
-        query, *columns = [value for name, value in example.items() if name not in LABELS]
-        lists = [each if isinstance(each, list | tuple | np.ndarray) else [each] for each in columns]
-        documents = [text for texts in lists for text in texts]
-        for text in (query, *documents):
-            if not isinstance(text, str):
-                raise TypeError(f"examples[{index}] has {text!r:.60}, expected texts")
-        if not documents:
-            raise ValueError(f"examples[{index}] has no document, expected at least one")
-        return query, documents
 
 
 class _InBatch(PairCollator):

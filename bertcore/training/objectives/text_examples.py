@@ -188,3 +188,46 @@ class EncoderCollator(ColumnCollator):
     def arrays(self, rows: list[Any], columns: int) -> Mapping[str, np.ndarray]:
         """Return the arrays of rows, (texts, length)."""
         raise NotImplementedError
+
+
+class PairCollator(ColumnCollator):
+    """Batches of pairs for cross-encoders, from examples of a query and documents.
+
+    Examples are mappings whose first text is the query; other columns are documents, or lists of documents. "label",
+    "labels", "score" or "scores" is a number, or a list of numbers, as many as documents for most losses.
+
+    Args:
+        tokenizer: joins and cuts the pairs, and pads them to the longest.
+        max_length, encoder: as for `ColumnCollator`.
+    """
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+        """Return the batch. Raises ValueError without examples or documents, TypeError for values other than texts."""
+        if not examples:
+            raise ValueError("examples is empty, expected at least one")
+        queries, documents = zip(*(self._texts(index, example) for index, example in enumerate(examples)), strict=True)
+        rows = list(self.lists(documents))
+        pairs = [(query, text) for query, texts in zip(queries, rows, strict=True) for text in texts]
+        batch = dict(self.tokenized(*map(list, zip(*pairs, strict=True))))
+        labels = [np.atleast_1d(example[name]) for example in examples for name in LABELS if name in example]
+        for index, (own, texts) in enumerate(zip(labels, documents, strict=False)):
+            if not 0 <= len(texts) - len(own) <= 1:
+                expected = f"expected {len(texts)}, one for each document"
+                raise ValueError(f"examples[{index}] has {len(own)} labels, {expected}")
+        if labels:
+            batch["labels"] = np.concatenate(labels)
+        return batch | {"lists": np.repeat(np.arange(len(rows)), [len(texts) for texts in rows])}
+
+    def lists(self, documents: Sequence[list[str]]) -> Iterator[list[str]]:
+        yield from documents
+
+    def _texts(self, index: int, example: Mapping[str, Any]) -> tuple[str, list[str]]:
+        query, *columns = [value for name, value in example.items() if name not in LABELS]
+        lists = [each if isinstance(each, list | tuple | np.ndarray) else [each] for each in columns]
+        documents = [text for texts in lists for text in texts]
+        for text in (query, *documents):
+            if not isinstance(text, str):
+                raise TypeError(f"examples[{index}] has {text!r:.60}, expected texts")
+        if not documents:
+            raise ValueError(f"examples[{index}] has no document, expected at least one")
+        return query, documents

@@ -5,6 +5,7 @@ import pytest
 
 from bertcore import AutoModelForSequenceClassification
 from bertcore.training.objectives import cross_encoder as ours
+from bertcore.training.objectives.text_examples import PairCollator
 from tests.refusals import refuses
 from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
@@ -203,7 +204,7 @@ EXAMPLES = [
 
 
 def test_pairs_are_collated_in_lists(tokenizer):
-    batch = ours.PairCollator(tokenizer)(EXAMPLES)
+    batch = PairCollator(tokenizer)(EXAMPLES)
     queries, documents = ["the cat", "the cat", "paris"], ["sat", "on an mat", "is capital of france"]
     expected = tokenizer(queries, documents, padding=True, return_tensors="np")
     for name in expected:
@@ -232,8 +233,8 @@ def value_of(objective, labels):
 @pytest.mark.parametrize("call, message", [
     (lambda t: ours.LambdaLoss(None, "best"), "weighting_scheme is 'best', expected one of 'NoWeightingScheme'"),
     (lambda t: ours.MSELoss(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
-    (lambda t: ours.PairCollator(t)([]), "examples is empty"),
-    (lambda t: ours.PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
+    (lambda t: PairCollator(t)([]), "examples is empty"),
+    (lambda t: PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
     (lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
     (
         lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
@@ -255,7 +256,7 @@ def value_of(objective, labels):
         "examples have 1, 3 documents, expected the same number for MarginMSELoss",
     ),
     (
-        lambda t: ours.PairCollator(t)([EXAMPLES[0] | {"labels": [1]}, EXAMPLES[1] | {"labels": [1, 0]}]),
+        lambda t: PairCollator(t)([EXAMPLES[0] | {"labels": [1]}, EXAMPLES[1] | {"labels": [1, 0]}]),
         r"examples\[1\] has 2 labels, expected 1, one for each document",
     ),
     (lambda t: ours.MarginMSELoss().of_scores(np.ones(1), np.ones(1), [slice(0, 1)]), "scores has one score per query"),
@@ -266,8 +267,8 @@ def test_errors(tokenizer, call, message):
 
 def test_documents_are_texts(tokenizer):
     with pytest.raises(TypeError, match=r"examples\[0\] has 3, expected texts"):
-        ours.PairCollator(tokenizer)([{"query": "a", "docs": [3]}])
+        PairCollator(tokenizer)([{"query": "a", "docs": [3]}])
     for wrong in (None, {"a": "b"}, b"a"):
-        refuses(TypeError, "examples.0. has .*, expected texts", ours.PairCollator(tokenizer), [{"q": "a", "d": wrong}])
+        refuses(TypeError, "examples.0. has .*, expected texts", PairCollator(tokenizer), [{"q": "a", "d": wrong}])
     refuses(TypeError, "pos_weight is array", ours.BinaryCrossEntropyLoss, pos_weight=np.ones(2))
     refuses(TypeError, "lambda_weight is 'x', expected a function", ours.PListMLELoss, None, "x")
