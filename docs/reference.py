@@ -13,23 +13,18 @@ FIRST += ("load_state_dict",)
 # Modules whose names `bertcore` offers, too, and which have a place on another page.
 ELSEWHERE = ("bertcore.kernels", "bertcore.training", "bertcore.tasks.hard_negatives")
 # Public to other modules of bertcore, not to users.
-INTERNAL = {"added_to", "arguments", "attributes", "checked", "class_for_config", "config_to_save", "counts"}
-INTERNAL |= {"expected_scales", "expected_tensors", "field", "finished", "has_labels", "has_warned", "hidden_states"}
-INTERNAL |= {
-    "in_backward",
-    "in_step",
-    "in_use",
-    "is_one_pass",
-    "is_gradient_checkpointing",
-    "is_part",
-    "label_axes",
-    "label_names",
-    "load_weights",
-}
-INTERNAL |= {"masking_settings", "model_class", "move_to", "of_embeddings", "options_class", "other_weights", "pooled"}
-INTERNAL |= {"pooled_states", "predicts_next_words", "prepared", "rows_of", "rule", "source", "teacher", "token_rows"}
-INTERNAL |= {"check", "compare", "is_of_texts", "label_scores", "maps", "of_differences", "pairs", "parameters"}
-INTERNAL |= {"token_row", "token_weights", "trained", "vectors", "version", "words"}
+INTERNAL = """
+added_to arguments attributes begin_step best_metric changed_share check check_has_labels checked checked_columns
+choose_spans class_for_config columns compare config_to_save count_boundaries counts cut_length deciding_value
+drops_unknown evaluated_together expected_scales expected_tensors field finished gain has_labels has_warned
+hidden_states in_backward in_step in_use is_gradient_checkpointing is_of_texts is_one_pass is_part is_target
+label_axes label_names label_scores labelled_row load_parts load_weights maps masking_settings max_words model_class
+more_is_better most_nested move_to network numbered_collator of_differences of_embeddings options_class
+other_weights packed_states padded pairs parameters pooled pooled_states precision predicts_next_words prepared
+prompt_tokens rates_depend_on_length read_from reports routed rows_of rule skipped_tokens source
+steps_between_evaluations takes_entities takes_float32 teacher token_row token_rows token_weights trained vectors
+version words write_into
+"""
 
 
 def reference(module: str, patterns: Sequence[str], shown: dict[Any, str]) -> str:
@@ -102,7 +97,7 @@ def _members(named: type, offered: list[Any]) -> list[tuple[str, Any]]:
     methods = [
         (name, each)
         for name, each in found.items()
-        if (name == "__call__" or not name.startswith("_")) and name not in INTERNAL
+        if (name == "__call__" or not name.startswith("_")) and name not in INTERNAL.split()
         if (inspect.isfunction(each) or isinstance(each, property)) and each.__doc__
     ]
     order = {name: number for number, name in enumerate(FIRST)}
