@@ -27,10 +27,11 @@ class Evaluator(Described):
     Attributes:
         primary_metric: the name of the metric that ranks models, known after a call.
         greater_is_better: True.
+        methods: a model must have a method of one of these names; ("predict",) for rerankers.
     """
 
     greater_is_better = True
-    methods: tuple[str, ...] = ("encode", "encode_query")  # a model has one of them
+    methods: tuple[str, ...] = ("encode", "encode_query")
     table = "{}_results.csv"  # name of the file of results; {} stands for the name of the data
 
     @naming_nearest()

@@ -275,12 +275,16 @@ async def similarity(body: dict[str, Any], models: Models, settings: ServerSetti
 
 
 def _reranker(models: Models, name: str | None) -> ServedModel:
-    kinds = {each.name: len(each.labels) if each.kind == "classifier" else each.kind for each in models.all}
-    able = (each for each, kind in kinds.items() if kind in (1, "late"))
-    model = models.of_kind(RERANKERS, next(able, None) if name is None else name)
-    if model.kind == "classifier" and model.engine.num_labels != 1:
-        raise rq.unsupported(f"{model.name} has {model.engine.num_labels} labels; a reranker has one")
+    if name is None:
+        name = next((each.name for each in models.all if _ranks(each)), None)
+    model = models.of_kind(RERANKERS, name)
+    if not _ranks(model):
+        raise rq.unsupported(f"{model.name} has {len(model.labels)} labels; a reranker has one")
     return model
+
+
+def _ranks(model: ServedModel) -> bool:
+    return model.kind == "late" or (model.kind == "classifier" and len(model.labels) == 1)
 
 
 async def _relevance(

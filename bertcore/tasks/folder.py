@@ -41,8 +41,8 @@ class Prompts:
     default: str | None = None
 
     def __post_init__(self) -> None:
-        known = self.by_name if isinstance(self.by_name, Mapping) else {0: 0}
-        if not all(isinstance(text, str) for pair in known.items() for text in pair):
+        is_mapping = isinstance(self.by_name, Mapping)
+        if not is_mapping or not all(isinstance(text, str) for pair in self.by_name.items() for text in pair):
             raise TypeError(f"prompts is {self.by_name!r}, expected texts by name")
 
     def resolve(self, prompt: str | None, prompt_name: str | None) -> str:
