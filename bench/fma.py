@@ -1,6 +1,7 @@
-"""The limits of this machine's vector units: multiply-adds per second in register-only loops, by dtype."""
+"""The limits of this machine's vector and tile units: multiply-adds per second in register-only loops, by dtype."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 from llvmlite import ir
@@ -8,7 +9,8 @@ from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from bertcore.kernels._numba import LEVEL, kernel
+from bertcore.kernels._numba import LEVEL, aligned_empty, kernel
+from bertcore.kernels._numba.amx import tiles
 from bertcore.kernels._numba.products.dot import dot_of
 from bertcore.kernels._numba.simd import pointer
 
@@ -30,12 +32,55 @@ def dot_limit(dtypes: tuple[type, type, type], threads: int, seconds: float = 1.
     left, right, _ = dtypes
     operands = np.ones((1, 64), left), np.ones((1, 64), right), np.zeros((threads, CHAINS * 16), dtypes[2])
     products = _multiply_add(*operands, 1, threads)  # compiles
+    return 2 * products * STEPS * threads / _fastest(lambda: _multiply_add(*operands, STEPS, threads), seconds)
+
+
+def tile_limit(is_int8: bool, threads: int, seconds: float = 1.0) -> float:
+    """Return the same of AMX's tiles, for int8 or bfloat16."""
+    multiply = _multiply_int8_tiles if is_int8 else _multiply_bfloat16_tiles
+    state, steps = aligned_empty((threads, tiles.STATE_SIZE), np.float32), STEPS // 64
+    multiply(state, 1, threads)  # compiles
+    products = 4 * tiles.TILE_ELEMENTS * tiles.TILE_WORDS * (4 if is_int8 else 2)
+    return 2 * products * steps * threads / _fastest(lambda: multiply(state, steps, threads), seconds)
+
+
+def _fastest(call: Callable[[], object], seconds: float) -> float:
     best, end = np.inf, time.perf_counter() + seconds
     while time.perf_counter() < end:
         start = time.perf_counter()
-        _multiply_add(*operands, STEPS, threads)
+        call()
         best = min(best, time.perf_counter() - start)
-    return 2 * products * STEPS * threads / best
+    return best
+
+
+def _tile_loop(multiply: Callable[..., None]) -> Callable[..., None]:
+    """Make a kernel that multiplies tiles of zeros in the pattern of amx/product.py."""
+
+    @kernel(parallel=True)
+    def run(state, steps, threads):
+        for thread in prange(threads):
+            own = pointer(state, thread * state.shape[1])
+            tiles.begin_tiles(own)
+            tiles.zero_tile(own, 0)
+            tiles.zero_tile(own, 1)
+            tiles.zero_tile(own, 2)
+            tiles.zero_tile(own, 3)
+            tiles.zero_tile(own, 4)
+            tiles.zero_tile(own, 5)
+            tiles.zero_tile(own, 6)
+            tiles.zero_tile(own, 7)
+            for _ in range(steps):
+                multiply(own, 0, 4, 6)
+                multiply(own, 1, 4, 7)
+                multiply(own, 2, 5, 6)
+                multiply(own, 3, 5, 7)
+            tiles.end_tiles()
+
+    return run
+
+
+_multiply_bfloat16_tiles = _tile_loop(tiles.multiply_bfloat16)
+_multiply_int8_tiles = _tile_loop(tiles.multiply_int8)
 
 
 @kernel(parallel=True)

@@ -2,6 +2,7 @@
 
 ACTIVATIONS = ("relu", "tanh", "silu", "gelu", "gelu_tanh")
 NO_ACTIVATION = -1
+ROUGH_GELU = len(ACTIVATIONS)  # gelu in products of rounded rows on the CPU
 
 
 def activation_code(name: str | None) -> int:

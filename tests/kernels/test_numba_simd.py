@@ -57,6 +57,7 @@ def elementwise(function):
 exp, erf, tanh = elementwise(simd_math.exp), elementwise(simd_math.erf), elementwise(simd_math.tanh)
 exp2, rough_exp2 = elementwise(simd_math.exp2), elementwise(simd_math.rough_exp2)
 portable_rough_exp2 = elementwise(simd_math.portable_rough_exp2)
+rough_gelu = elementwise(simd_math.rough_gelu)
 
 
 def sample(dtype, low, high, count=50021):
@@ -104,6 +105,22 @@ def test_rough_exp2_same_bits_on_all_cpus():
     if not LEVEL.fma:
         pytest.skip("the polynomial is rounded otherwise without FMA")
     np.testing.assert_array_equal(rough_exp2(x).view(np.uint32), portable_rough_exp2(x).view(np.uint32))
+
+
+def test_rough_gelu_error():
+    x = sample(np.float32, -8, 8, 2_000_003)
+    exact = x * np.vectorize(math.erfc)(-x.astype(np.float64) / math.sqrt(2)) / 2
+    error = np.abs(rough_gelu(x) - exact)
+    assert 2e-5 < error.max() < 4.5e-5
+    small = (np.abs(x) < 1) & (x != 0)
+    assert np.max(error[small] / np.abs(exact[small])) < 1.6e-4
+
+
+def test_rough_gelu_far_from_zero():
+    x = np.array([-1e4, np.finfo(np.float32).min, np.nan, np.inf, 0.0], np.float32)
+    np.testing.assert_array_equal(rough_gelu(x), np.array([0, 0, np.nan, np.inf, 0], np.float32))
+    large = np.logspace(1, 38, 1001).astype(np.float32)
+    np.testing.assert_allclose(rough_gelu(large), large, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

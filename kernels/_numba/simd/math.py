@@ -291,6 +291,24 @@ def gelu(x):
     return x * normal_cdf(x)
 
 
+# (Phi(x) - 1/2) / x as a polynomial of x^2 up to x = 4.4: the least error of x Phi(x) with 1 at the end.
+_rough_slope = _polynomial(0.39876185, -0.0660764309, 0.0096430284, -0.0010549926, 8.42930299e-05, -4.72486934e-06,
+                           1.74084785e-07, -3.75405038e-09, 3.56943065e-11)  # fmt: skip
+_ROUGH_END = 4.4
+
+
+@inline_helper
+def rough_gelu(x):
+    """Return gelu within 4.5e-5 (relative 1.6e-4 for |x| < 1), for rows that are rounded to bfloat16 or int8 next.
+
+    It takes half the operations of `gelu`.
+    """
+    y = select(x > _ROUGH_END, _ROUGH_END, x)  # written so that NaN stays
+    y = select(y < -_ROUGH_END, -_ROUGH_END, y)
+    phi = fma(y, _rough_slope(y * y), 0.5)
+    return x * select(phi < 0.0, 0.0, phi)
+
+
 @inline_helper
 def _exp_minus_2u(x):
     """Return exp(-2u), u the argument of gelu_tanh's tanh: (1 + tanh(u)) / 2 = 1 / (1 + exp(-2u))."""

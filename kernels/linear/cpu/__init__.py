@@ -35,13 +35,14 @@ from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.products.panels import pack_groups, pack_panel, prefetch_rows, unpack_groups
 from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks, task_count
 from ..._numba.simd import first_lanes, lanes, load_masked, pointer, pointer_at, wide_pointer
-from ...activation_names import activation_code
+from ...activation_names import NO_ACTIVATION, activation_code
 from ...arrays import bfloat16
 from ..prepared import PreparedWeight, is_grouped
 from .low_precision import (
     GROUP_ROWS,
     HAS_PAIRS,
     PANEL_WORDS,
+    code_of_rounded,
     pack_columns,
     quantize_rows,
     round_rows,
@@ -206,7 +207,7 @@ def _product_of_rounded_columns(a, b, needs_sums):
     sums, output = _sum_rows(a) if needs_sums else None, empty((a.shape[1], b.shape[1]), np.float32)
     if output.size:
         rows, panels = _pack_columns(a, GROUP_ROWS, as_strips=True), _pack_columns(b, PANEL_WORDS)
-        epilogue, tasks = _epilogue(None, None, None, output), _tasks(panels, len(output))
+        epilogue, tasks = _epilogue(None, None, NO_ACTIVATION, output), _tasks(panels, len(output))
         if LEVEL.tiles:
             _product_of_strips(rows.reshape(-1, 2 * rows.shape[1]), panels, output, epilogue, *tasks)
         else:
@@ -300,7 +301,7 @@ def _multiply(a, strides, rows, panels, columns, bias, activation, residual, dty
     """Return activation(a @ panels + bias) + residual in `dtype`; `strides` as for `run_product`."""
     output = empty((rows, columns), dtype)
     if output.size:
-        epilogue = _epilogue(bias, residual, activation, output)
+        epilogue = _epilogue(bias, residual, activation_code(activation), output)
         _product(a.reshape(-1), strides, panels, output, epilogue, *_tasks(panels, len(output)))
     return output
 
@@ -315,7 +316,7 @@ def _multiply_rounded(x, panels, columns, bias, activation, residual):
     output = empty((len(x), columns), np.float32)
     if output.size:
         rounded = rows_of_bfloat16(empty, *x.shape).rows
-        epilogue = _epilogue(bias, residual, activation, output)
+        epilogue = _epilogue(bias, residual, code_of_rounded(activation), output)
         _product_bfloat16(as_kernel_array(x), rounded, panels, output, epilogue, *_tasks(panels, len(output)))
     return output
 
@@ -326,16 +327,16 @@ def _multiply_quantized(x, packed, bias, activation, residual):
     if output.size:
         rounded = tuple(rows_of_bytes(empty, *x.shape))
         weight = packed.panels, packed.column_scales, packed.column_sums
-        epilogue = _epilogue(bias, residual, activation, output)
+        epilogue = _epilogue(bias, residual, code_of_rounded(activation), output)
         _product_int8(x, packed.input_factors, rounded, weight, output, epilogue, *_tasks(packed.panels, len(output)))
     return output
 
 
-def _epilogue(bias, residual, activation, output):
+def _epilogue(bias, residual, code, output):
     """Return bias and residual (empty if absent) and the activation's code, for the kernels."""
     bias = np.empty(0, output.dtype) if bias is None else as_kernel_array(bias)
     residual = np.empty((0, 0), output.dtype) if residual is None else as_kernel_array(residual)
-    return bias, residual, activation_code(activation)
+    return bias, residual, code
 
 
 def _tasks(panels, rows):

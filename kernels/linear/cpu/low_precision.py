@@ -28,12 +28,18 @@ from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.products.tile import transpose_block
 from ..._numba.rows import share
 from ..._numba.simd import broadcast, lanes, pointer, store
+from ...activation_names import ROUGH_GELU, activation_code
 
 GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words, see run_product
 _LEVELS_PER_WORD = 2 if has_pair_dot() else WORD_BYTES  # two if panels are widened to pairs
 HAS_PAIRS = WORD_BYTES == 4  # elsewhere a word has four bfloat16
 CHUNK = 32  # rows at once: the depth of a tile in bfloat16
 _STORAGE = np.uint16(0)
+
+
+def code_of_rounded(activation):
+    """Return the code of an activation after a product of rounded rows."""
+    return ROUGH_GELU if activation == "gelu" else activation_code(activation)
 
 
 @helper

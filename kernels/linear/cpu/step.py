@@ -13,7 +13,7 @@ from ..._numba.steps import ADDRESS, BFLOAT16, FLOAT, INT8, INT32, UINT8, array_
 from ...activation_names import activation_code
 from ...deferred import are_plain
 from . import PackedWeight, run_floats
-from .low_precision import GROUP_ROWS, PANEL_WORDS, quantize_rows, round_rows, run_bfloat16, run_int8
+from .low_precision import GROUP_ROWS, PANEL_WORDS, code_of_rounded, quantize_rows, round_rows, run_bfloat16, run_int8
 
 STEP = record(
     ("input", ADDRESS),
@@ -65,7 +65,7 @@ def deferred_linear(program, input, weight, bias, activation, residual):
         panel_count=len(weight.panels),
         depth=depth,
         out_features=weight.out_features,
-        activation=activation_code(activation),
+        activation=activation_code(activation) if make_rounded is None else code_of_rounded(activation),
         **{name: 0 if array is None else program.address(array) for name, array in arrays.items()},
     )
     return output
