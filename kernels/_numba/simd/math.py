@@ -299,7 +299,7 @@ _ROUGH_END = 4.4
 
 @inline_helper
 def rough_gelu(x):
-    """Return gelu within 4.5e-5 (relative 1.6e-4 for |x| < 1), for rows that are rounded to bfloat16 or int8 next.
+    """Return gelu within 5e-5 (relative 1.6e-4 for |x| < 1), for rows that are rounded to bfloat16 or int8 next.
 
     It takes half the operations of `gelu`.
     """
