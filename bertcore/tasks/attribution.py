@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count
-from bertcore.tape import Tape, current_tape, value_of
+from bertcore.tape import Tape, Tensor, current_tape, value_of
 from bertcore.tasks.long_texts import Cutting, Window, windows_of
 from bertcore.tasks.pipelines.base import Pipeline
 from bertcore.tasks.pipelines.classification import TextClassificationPipeline
+
+if TYPE_CHECKING:
+    from bertcore.models.inputs import EncoderInput
+    from bertcore.passes import Pass
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,7 @@ class Attribution:
     gap: float = 0.0
 
 
-def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attribution:
+def attention_rollout(classifier: Pipeline, inputs: str | Mapping[str, str], **options: Any) -> Attribution:
     """Return how much each token contributes, through the attention of all layers, to the state that is classified.
 
     That state is the first token ([CLS]), the last one (XLNet, GPT-2), or the mean of all. Each layer mixes half of a
@@ -66,7 +70,7 @@ def attention_rollout(classifier: Pipeline, inputs: Any, **options: Any) -> Attr
 
 
 def integrated_gradients(
-    classifier: Pipeline, inputs: Any, *, label: str | None = None, steps: int = 50, **options: Any
+    classifier: Pipeline, inputs: str | Mapping[str, str], *, label: str | None = None, steps: int = 50, **options: Any
 ) -> Attribution:
     """Return how much each token's embedding adds to the score (the logit) of a class.
 
@@ -111,7 +115,9 @@ def integrated_gradients(
     return Attribution(tokens, offsets, scores, names[column], gap)
 
 
-def probed_row(classifier: Pipeline, inputs: Any, options: Mapping[str, Any]) -> tuple[Window, dict[str, np.ndarray]]:
+def probed_row(
+    classifier: Pipeline, inputs: str | Mapping[str, str], options: Mapping[str, Any]
+) -> tuple[Window, dict[str, np.ndarray]]:
     """Return the single row of the text and the model's arguments."""
     if not isinstance(classifier, TextClassificationPipeline):
         raise TypeError(f"classifier is {type(classifier).__name__}, expected a text-classification pipeline")
@@ -137,7 +143,7 @@ class Probe:
         """Return the embeddings of one row, (tokens, hidden), and the scores, (classes,), float64."""
         seen = []
 
-        def read(run: Any, inputs: Any) -> Any:
+        def read(run: Pass, inputs: EncoderInput) -> Tensor:
             seen.append(self._embed(run, inputs))
             return seen[-1]
 
@@ -149,7 +155,7 @@ class Probe:
         rows = {name: np.repeat(array, len(points), axis=0) for name, array in arrays.items()}
         with Tape() as tape:
 
-            def leaf(run: Any, inputs: Any) -> Any:
+            def leaf(run: Pass, inputs: EncoderInput) -> Tensor:
                 like = value_of(self._embed(run, inputs))
                 made = np.ascontiguousarray(points.reshape(like.shape), kernels.to_host(like).dtype)
                 return tape.leaf("points", run.to_backend(made))
@@ -160,6 +166,6 @@ class Probe:
         found = tape.gradients(scores, kernels.to_backend(seed))["points"]
         return kernels.to_host(found).astype(np.float64).reshape(points.shape).sum(axis=0)
 
-    def scores(self, embeddings: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    def scores(self, embeddings: Callable[[Pass, EncoderInput], Tensor], arrays: Mapping[str, np.ndarray]) -> Tensor:
         self._encoder.embeddings = embeddings
         return self._model(**arrays).logits

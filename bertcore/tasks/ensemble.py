@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from bertcore.arguments import check_list, check_numbers
 from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.pipelines.base import Pipeline
-from bertcore.tasks.pipelines.classification import TextClassificationPipeline
+from bertcore.tasks.pipelines.classification import ClassificationOptions, TextClassificationPipeline
+
+if TYPE_CHECKING:
+    from bertcore.kernels.arrays import ArrayLike
 
 VOTES = ("soft", "hard")
 TOGETHER = 64  # texts that each member classifies in turn
@@ -41,7 +44,7 @@ class Ensemble:
     classes, an unknown vote, and invalid weights; TypeError for members that are not text-classification pipelines.
     """
 
-    def __init__(self, members: Sequence[Pipeline], *, vote: str = "soft", weights: Any = None):
+    def __init__(self, members: Sequence[Pipeline], *, vote: str = "soft", weights: ArrayLike | None = None):
         self.members = check_list("members", members, "pipelines")
         if len(self.members) < 2:
             raise ValueError(f"members has {len(self.members)}, expected at least two")
@@ -57,8 +60,8 @@ class Ensemble:
         self.labels = [self.members[0].id2label[index] for index in sorted(self.members[0].id2label)]
 
     @classmethod
-    def from_pretrained(cls, folders: Sequence[str | os.PathLike[str]], *, vote: str = "soft", weights: Any = None,
-                        **options: Any) -> Self:  # fmt: skip
+    def from_pretrained(cls, folders: Sequence[str | os.PathLike[str]], *, vote: str = "soft",
+                        weights: ArrayLike | None = None, **options: Any) -> Self:  # fmt: skip
         """Load an ensemble from checkpoints; `options` as for `pipeline`."""
         return cls([pipeline("text-classification", each, **options) for each in folders], vote=vote, weights=weights)
 
@@ -79,7 +82,7 @@ class Ensemble:
             return self._answers(rows, options)
         return list(self._answers(rows, options))
 
-    def _checked(self, inputs: Iterable[Any], options: Any) -> Iterator[Any]:
+    def _checked(self, inputs: Iterable[Any], options: ClassificationOptions) -> Iterator[Any]:
         """Yield the inputs, checked here so that an error names the index among all inputs."""
         for number, row in enumerate(inputs):
             self.members[0]._texts(row, f"inputs[{number}]", options)
@@ -121,7 +124,7 @@ class Ensemble:
         }
 
 
-def _weights(weights: Any, count: int) -> np.ndarray:
+def _weights(weights: ArrayLike | None, count: int) -> np.ndarray:
     if weights is None:
         return np.full(count, 1 / count)
     array = check_numbers("weights", weights).astype(np.float64)

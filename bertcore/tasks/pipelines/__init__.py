@@ -28,9 +28,9 @@ ALIASES = {"ner": "token-classification", "sentiment-analysis": "text-classifica
 
 
 def pipeline(
-    task: str, model: str | os.PathLike[str] | Model[Any], tokenizer: Any = None, *, dtype: DType | None = None,
-    revision: str | None = None, token: str | bool | None = None, cache_dir: str | os.PathLike[str] | None = None,
-    local_files_only: bool = False, **options: Any,
+    task: str, model: str | os.PathLike[str] | Model[Any], tokenizer: Tokenizer | None = None, *,
+    dtype: DType | None = None, revision: str | None = None, token: str | bool | None = None,
+    cache_dir: str | os.PathLike[str] | None = None, local_files_only: bool = False, **options: Any,
 ) -> Pipeline:  # fmt: skip
     """Return a pipeline for a task; call it with texts for answers in the form of transformers' pipelines.
 

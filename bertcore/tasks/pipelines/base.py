@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, 
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.tokenizer import Tokenizer
 
+Answers: TypeAlias = dict[str, Any] | list[dict[str, Any]]  # of one input: one, or several
+Arrays: TypeAlias = Mapping[str, np.ndarray]  # the arguments of a model, by name
 PADDINGS = "longest", "max_length", "do_not_pad"
 CLASSIFIERS = (
     *("ForSequenceClassification", "ForTokenClassification", "ForMultipleChoice"),
@@ -51,13 +53,13 @@ class CallOptions:
     As in transformers, `tokenizer_kwargs` (or `tokenize_kwargs`) is a dictionary of such options.
     """
 
-    truncation: Any = "warn"
+    truncation: bool | str = "warn"
     max_length: int | None = None
     stride: int | None = None
     padding: bool | str = True
     batch_tokens: int = BATCH_TOKENS
     batch_size: int | None = None
-    device: Any = None
+    device: str | int | None = None
     show_progress_bar: bool | None = None
 
     def __post_init__(self) -> None:
@@ -74,7 +76,7 @@ class CallOptions:
 class ItemText:
     """A text of an input: the input, its name in errors, the text, and whether it is the input's last one."""
 
-    item: Any
+    item: object
     name: str
     text: Text
     is_last: bool
@@ -117,8 +119,9 @@ class Pipeline:
         return f"<{type(self).__name__} of {self.model!r}>"
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Any = None, dtype: DType | None = None,
-                        hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None,
+                        dtype: DType | None = None, hub: Mapping[str, Any] | None = None,
+                        **options: Any) -> Self:  # fmt: skip
         """Load the pipeline of a checkpoint.
 
         Raises ValueError for a checkpoint without the task's head, and CheckpointError like `Model.from_pretrained`.
@@ -162,7 +165,7 @@ class Pipeline:
             return self._answers(inputs, options, total=None)
         return list(self._answers(inputs, options, total=len(inputs)))
 
-    def _check_several(self, inputs: Any) -> None:
+    def _check_several(self, inputs: object) -> None:
         is_table = hasattr(inputs, "columns")  # iterating over it yields column names
         has_no_axis = isinstance(inputs, np.ndarray) and not inputs.ndim  # isinstance counts it as iterable
         if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable) or has_no_axis or is_table:
@@ -177,7 +180,7 @@ class Pipeline:
     def _expected(self) -> str:
         return "{" + ", ".join(f'"{key}": ...' for key in self._keys) + "}" if self._keys else "a string"
 
-    def _pair(self, item: Any, name: str) -> Iterator[str]:
+    def _pair(self, item: object, name: str) -> Iterator[str]:
         if not isinstance(item, Mapping):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         if set(item) != set(self._keys):
@@ -185,11 +188,11 @@ class Pipeline:
             raise ValueError(f"{name} has the keys {listed_names(item)}, expected {expected}")
         return (checked_text(f"{name}[{key!r}]", item[key]) for key in self._keys)
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: Any) -> list[Text]:
         """Return the model's texts for one input."""
         return [Text(checked_text(name, item, self._expected()))]
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: Any) -> Sequence[Any]:
         """Run the model on a batch of windows; return the result to keep for each window."""
         raise NotImplementedError
 
@@ -256,7 +259,7 @@ class Pipeline:
                         kept.append([])
         cut.warn()
 
-    def _item_texts(self, items: Iterable[Any], options: Any, one: bool) -> Iterator[ItemText]:
+    def _item_texts(self, items: Iterable[Any], options: CallOptions, one: bool) -> Iterator[ItemText]:
         for number, value in enumerate(items):
             name = "inputs" if one else f"inputs[{number}]"
             texts = self._texts(value, name, options)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
@@ -18,13 +18,16 @@ from bertcore.models import auto
 from bertcore.models.gliner import GLiNERModel
 from bertcore.models.gliner2 import GLiNER2Model
 from bertcore.tasks.calibration import Calibration
-from bertcore.tasks.gliner import GLiNER, is_gliner2
+from bertcore.tasks.gliner import GLiNER, Labels, is_gliner2
 from bertcore.tasks.gliner2 import GLiNER2
 from bertcore.tasks.long_texts import MERGES, Text, Window, merged
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline, listed_names
+from bertcore.tasks.pipelines.base import Answers, Arrays, CallOptions, Pipeline, listed_names
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import BATCH_TOKENS, check_words, checked_text
 from bertcore.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bertcore.models.model import Model
 
 BEST_ALONE = "the best class"  # the default of top_k: the best class, without a list
 
@@ -80,7 +83,7 @@ class TextClassificationPipeline(Pipeline):
     def _expected(self) -> str:
         return f"a string or {super()._expected()}"
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: ClassificationOptions) -> list[Text]:
         if not isinstance(item, Mapping):
             return super()._texts(item, name, options)
         if "text" not in item or set(item) - {"text", "text_pair"}:
@@ -90,23 +93,23 @@ class TextClassificationPipeline(Pipeline):
             second = checked_text(f"{name}['text_pair']", second)
         return [Text(checked_text(f"{name}['text']", item["text"]), second)]
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: ClassificationOptions) -> Sequence[Any]:
         scores = self._function(options)(kernels.to_host(self.model(**arrays).logits))
         return list(zip(scores, map(len, windows), strict=True))
 
-    def _function(self, options: ClassificationOptions) -> Any:
+    def _function(self, options: ClassificationOptions) -> Callable[[np.ndarray], np.ndarray]:
         calibration = options.calibration
         if calibration is not None:
             return lambda scores: calibration.transform(FUNCTIONS[calibration.takes](scores))
         published = published_function(self.model.config.get("problem_type"), len(self.id2label))
         return FUNCTIONS[options.function_to_apply or published]
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: object, name: str, kept: list[list[Any]], options: ClassificationOptions) -> Answers:
         scores = merged(kept[0], options.merge)
         ranked = best_labels(scores, self.id2label)
         return ranked[0] if options.top_k == BEST_ALONE else ranked[: options.top_k]
 
-    def _options(self, given: Mapping[str, Any]) -> Any:
+    def _options(self, given: Mapping[str, Any]) -> ClassificationOptions:
         kept = self.options.function_to_apply if given.get("function_to_apply") is None else given["function_to_apply"]
         return super()._options(dict(given) | {"function_to_apply": kept})
 
@@ -151,7 +154,7 @@ class ZeroShotOptions(CallOptions):
         return list(self.candidate_labels)
 
 
-def _with_place(template: Any) -> str:
+def _with_place(template: object) -> str:
     with suppress(IndexError, KeyError, ValueError, AttributeError):  # not a template with one placeholder
         if isinstance(template, str) and template.format("x") != template:
             return template
@@ -171,7 +174,7 @@ class ZeroShotClassificationPipeline(Pipeline):
     model_classes = (auto.AutoModelForSequenceClassification,)
     _head = "classifier of texts"
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
+    def __init__(self, model: Model, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         names = self.id2label
         found = [index for index, name in names.items() if name.lower().startswith("entail")]
@@ -181,7 +184,7 @@ class ZeroShotClassificationPipeline(Pipeline):
         self._entailment = found[0]
         self._contradiction = len(names) - 1 if found[0] == 0 else 0
 
-    def __call__(self, inputs: Any, candidate_labels: Any = None, **options: Any) -> Any:
+    def __call__(self, inputs: Any, candidate_labels: str | Sequence[str] | None = None, **options: Any) -> Any:
         if candidate_labels is not None:
             options["candidate_labels"] = candidate_labels
         read = self._options(options)
@@ -189,11 +192,11 @@ class ZeroShotClassificationPipeline(Pipeline):
             raise ValueError("candidate_labels is empty, expected classes")
         return self._call(inputs, read)
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: ZeroShotOptions) -> list[Text]:
         text = checked_text(name, item)
         return [Text(text, options.hypothesis_template.format(label), "only_first") for label in options.labels]
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: ZeroShotOptions) -> Sequence[Any]:
         logits = kernels.to_host(self.model(**arrays).logits)
         if options.multi_label or len(options.labels) == 1:
             scores = softmax(logits[:, [self._contradiction, self._entailment]])[:, 1:]
@@ -201,7 +204,7 @@ class ZeroShotClassificationPipeline(Pipeline):
             scores = logits[:, [self._entailment]].astype(np.float64)
         return list(zip(scores, map(len, windows), strict=True))
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: object, name: str, kept: list[list[Any]], options: ZeroShotOptions) -> dict[str, Any]:
         scores = np.concatenate([merged(each, options.merge) for each in kept])
         if not options.multi_label and len(kept) > 1:
             scores = softmax(scores)
@@ -220,13 +223,13 @@ class ZeroShotNerOptions:
         show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
     """
 
-    labels: Any = None
+    labels: Labels | None = None
     flat_ner: bool = True
     threshold: float = 0.5
     multi_label: bool = False
     batch_size: int = 8
     batch_tokens: int = BATCH_TOKENS
-    truncation: Any = "warn"
+    truncation: bool | str = "warn"
     show_progress_bar: bool | None = None
 
 
@@ -248,13 +251,14 @@ class ZeroShotNerPipeline(Pipeline):
         self.gliner = (GLiNER2 if isinstance(model, GLiNER2Model) else GLiNER)(model, tokenizer)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Any = None, dtype: DType | None = None,
-                        hub: Mapping[str, Any] | None = None, **options: Any) -> Self:  # fmt: skip
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, tokenizer: Tokenizer | None = None,
+                        dtype: DType | None = None, hub: Mapping[str, Any] | None = None,
+                        **options: Any) -> Self:  # fmt: skip
         found = resolve(folder, "gliner", **(hub or {}))
         loaded = (GLiNER2 if is_gliner2(found) else GLiNER).from_pretrained(found, dtype=dtype, **(hub or {}))
         return cls(loaded.model, loaded.tokenizer if tokenizer is None else tokenizer, **options)
 
-    def __call__(self, inputs: Any, labels: Any = None, **options: Any) -> Any:
+    def __call__(self, inputs: Any, labels: Labels | None = None, **options: Any) -> Any:
         return super().__call__(inputs, **({} if labels is None else {"labels": labels}), **options)
 
     def _answers(self, items: Iterable[Any], options: Any, total: int | None, one: bool = False) -> Iterator[Any]:

@@ -13,7 +13,7 @@ from bertcore.arguments import check_count, check_share
 from bertcore.checkpoint import CheckpointError
 from bertcore.models import entities
 from bertcore.tasks.long_texts import Cutting, Text, Window
-from bertcore.tasks.pipelines.base import CallOptions, ItemText, Pipeline, listed_names
+from bertcore.tasks.pipelines.base import Answers, Arrays, CallOptions, ItemText, Pipeline, listed_names
 from bertcore.tasks.pipelines.classification import BEST_ALONE, ClassificationOptions
 from bertcore.tasks.sequence_scores import FUNCTIONS, best_labels, published_function, softmax
 from bertcore.tasks.texts import checked_text, too_long
@@ -28,7 +28,7 @@ class _EntityPipeline(Pipeline):
     def _tokenizer_options(cls, model: Any) -> dict[str, Any]:
         return {"task": marked.LUKE_TASKS[cls.task]} if model.takes_entities else {}
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
+    def __init__(self, model: entities.AutoModelForEntityClassification, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         self._entities = None
         if model.takes_entities:
@@ -79,7 +79,7 @@ class EntityClassificationPipeline(_EntityPipeline):
     _keys = "text", "spans"
     count: ClassVar[int] = 1  # entities of an input
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
+    def __init__(self, model: entities.AutoModelForEntityClassification, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         self._markers = None if model.takes_entities else self._read_markers()
 
@@ -92,7 +92,7 @@ class EntityClassificationPipeline(_EntityPipeline):
             raise CheckpointError(f"config: entity_markers is {stated!r:.60}, expected {self.count} strings")
         return tuple(stated)
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: MentionOptions | None) -> list[Text]:
         if not isinstance(item, Mapping):
             raise TypeError(f"{name} is {type(item).__name__}, expected {self._expected()}")
         missing = [key for key in self._keys if key not in item]
@@ -105,10 +105,10 @@ class EntityClassificationPipeline(_EntityPipeline):
             raise type(error)(f"{name}: {error}") from error
 
     @property
-    def plain_tokenizer(self) -> Any:
+    def plain_tokenizer(self) -> Tokenizer:
         return marked.without_task(self.tokenizer)
 
-    def length_of(self, item: Any, name: str = "inputs") -> int:
+    def length_of(self, item: object, name: str = "inputs") -> int:
         """Return the number of tokens of an input, uncut. Raises TypeError or ValueError as a call does."""
         (mention,) = self._texts(item, name, None)
         (row,) = marked.mention_rows(self.tokenizer, [mention.first], [mention.spans], self._markers, None)
@@ -133,12 +133,12 @@ class EntityClassificationPipeline(_EntityPipeline):
         names = found[0].values.keys() - rows[0].keys()
         return arrays | {name: np.array([row.values[name] for row in found], np.int64) for name in names}
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: MentionOptions) -> Sequence[Any]:
         published = published_function(self.model.config.get("problem_type"), len(self.id2label))
         logits = kernels.to_host(self.model(**arrays).logits)
         return list(FUNCTIONS[options.function_to_apply or published](logits))
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: object, name: str, kept: list[list[Any]], options: MentionOptions) -> Answers:
         ((scores,),) = kept
         ranked = best_labels(scores, self.id2label)
         threshold, top_k = options.threshold, options.top_k
@@ -198,7 +198,7 @@ class SpanNerPipeline(_EntityPipeline):
     _head = "classifier of spans"
     _keys = ("text",)
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
+    def __init__(self, model: entities.AutoModelForEntityClassification, tokenizer: Tokenizer, **options: Any):
         super().__init__(model, tokenizer, **options)
         names = [number for number, name in self.id2label.items() if name in (marked.NONE, "O")]
         if len(names) != 1:
@@ -216,12 +216,12 @@ class SpanNerPipeline(_EntityPipeline):
     def _expected(self) -> str:
         return f"a string or {super()._expected()}"
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: SpanNerOptions) -> list[Text]:
         if isinstance(item, Mapping) and "text" not in item:
             raise ValueError(f"{name} has no 'text', it has {listed_names(item)}")
         return super()._texts(_text_of(item), name, options)
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: SpanNerOptions) -> Sequence[Any]:
         found = [self._candidates(window, options) for window in windows]
         most = None if self._entities is None else marked.MOST_SPANS
         groups = [
@@ -240,7 +240,7 @@ class SpanNerPipeline(_EntityPipeline):
                 kept[row] += self._entities_of(found[row].spans[part], scores)
         return kept
 
-    def _candidates(self, window: Window, options: Any) -> Any:
+    def _candidates(self, window: Window, options: SpanNerOptions) -> marked.Candidates:
         inside = set(window.content.tolist())
         offsets = window.offsets.tolist()
         spans = [offsets[column] if column in inside else marked.OUTSIDE for column in range(len(window))]
@@ -254,7 +254,7 @@ class SpanNerPipeline(_EntityPipeline):
             kind = int(kinds[number])
             yield spans[number], float(logits[number, kind]), float(chances[number, kind]), kind
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, Any]]:
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: SpanNerOptions) -> list[dict[str, Any]]:
         found = [each for window in kept[0] for each in window if each[2] >= options.threshold]
         answers = []
         for number in marked.apart([span for span, *_ in found], [logit for _, logit, *_ in found]):
@@ -264,5 +264,5 @@ class SpanNerPipeline(_EntityPipeline):
         return answers
 
 
-def _text_of(item: Any) -> Any:
+def _text_of(item: object) -> Any:
     return item["text"] if isinstance(item, Mapping) else item

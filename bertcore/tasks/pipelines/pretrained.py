@@ -14,7 +14,7 @@ from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.models import auto
 from bertcore.tasks.long_texts import Cutting, Text, Window, merged, owned
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline
+from bertcore.tasks.pipelines.base import Arrays, CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words, checked_text
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -62,16 +62,16 @@ class FillMaskPipeline(Pipeline):
     model_classes = (auto.AutoModelForMaskedLM,)
     _head = "masked language modeling head"
 
-    def __init__(self, model: Any, tokenizer: Tokenizer, **options: Any):
+    def __init__(self, model: auto.AutoModelForMaskedLM, tokenizer: Tokenizer, **options: Any):
         if tokenizer.mask_token is None:
             raise ValueError("this model's tokenizer has no mask token, so it cannot do fill-mask")
         super().__init__(model, tokenizer, **options)
 
-    def _call(self, inputs: Any, options: Any) -> Any:
+    def _call(self, inputs: Any, options: FillMaskOptions) -> Any:
         answers = super()._call(inputs, options)
         return answers[0] if isinstance(inputs, list) and len(inputs) == 1 else answers
 
-    def _options(self, given: Mapping[str, Any]) -> Any:
+    def _options(self, given: Mapping[str, Any]) -> FillMaskOptions:
         options = super()._options(given)
         if options.targets is not None:
             self._target_ids(options.targets)
@@ -90,7 +90,7 @@ class FillMaskPipeline(Pipeline):
             found.append(ids[0])
         return list(dict.fromkeys(found))
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: FillMaskOptions) -> Sequence[Any]:
         masked = (arrays["input_ids"] == self.tokenizer.mask_token_id) & (arrays["attention_mask"] == 1)
         words = scores = np.zeros((0, 0))
         if masked.any():  # logits of masks only: those of all tokens would take most of the memory
@@ -116,7 +116,7 @@ class FillMaskPipeline(Pipeline):
         order = np.argsort(-probabilities, axis=1, kind="stable")[:, : options.top_k]
         return choices[order], np.take_along_axis(probabilities, order, axis=1)
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: FillMaskOptions) -> list[Any]:
         read = {}  # a mask in two windows is read in the one in which it is further from the edge
         for masks in kept[0]:
             for number, (column, place) in enumerate(zip(masks.columns, masks.places, strict=True)):
@@ -160,7 +160,7 @@ class GenerationOptions(CallOptions):
         return_full_text: whether answers begin with the given text.
     """
 
-    truncation: Any = "error"
+    truncation: bool | str = "error"
     max_new_tokens: int | None = None
     do_sample: bool | None = None
     temperature: float = 0.7
@@ -204,12 +204,12 @@ class TextGenerationPipeline(Pipeline):
             raise ValueError(f"max_new_tokens is {options.max_new_tokens}, the model has {positions} positions")
         return Cutting(options.truncation, longest)
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: Any, name: str, options: GenerationOptions) -> list[Text]:
         if not checked_text(name, item):
             raise ValueError(f"{name} is empty, expected a text to continue")
         return [Text(item)]
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: GenerationOptions) -> Sequence[Any]:
         ids, count = arrays["input_ids"], options.num_return_sequences
         names = ("temperature", "top_k", "top_p", "num_beams", "length_penalty", "num_return_sequences")
         given, most, positions = vars(options), options.max_new_tokens, self.model.spec.longest_sequence
@@ -223,7 +223,7 @@ class TextGenerationPipeline(Pipeline):
         new = kernels.to_host(made)[:, ids.shape[1] :].reshape(len(windows), count, -1)
         return [(window.ids, rows.tolist()) for window, rows in zip(windows, new, strict=True)]
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, str]]:
+    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: GenerationOptions) -> list[dict[str, str]]:
         given, continuations = kept[0][0]
         decode = self.tokenizer.decode
         before = decode(given, skip_special_tokens=True)
@@ -266,13 +266,13 @@ class FeatureExtractionPipeline(Pipeline):
     def _model_options(cls) -> dict[str, Any]:
         return {"add_pooling_layer": False}
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: FeatureOptions) -> Sequence[Any]:
         hidden = kernels.to_host(self.model(**arrays).last_hidden_state)
         ends = [None if options.padding == "max_length" else len(window) for window in windows]
         rows = zip(hidden, ends, windows, strict=True)
         return [(states[:end].copy(), window.content, window.shared) for states, end, window in rows]
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: object, name: str, kept: list[list[Any]], options: FeatureOptions) -> np.ndarray | list:
         states = _whole(kept[0])[None]
         return states if options.return_tensors else states.tolist()
 
@@ -299,12 +299,12 @@ class NextSentencePredictionPipeline(Pipeline):
     _head = "next sentence prediction head"
     _keys = "text", "text_pair"
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: CallOptions) -> list[Text]:
         return [Text(*self._pair(item, name))]
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: CallOptions) -> Sequence[Any]:
         return list(zip(softmax(kernels.to_host(self.model(**arrays).logits)), map(len, windows), strict=True))
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: object, name: str, kept: list[list[Any]], options: CallOptions) -> dict[str, float]:
         is_next, not_next = merged(kept[0], "mean").tolist()
         return {"is_next": is_next, "not_next": not_next}

@@ -13,7 +13,7 @@ from bertcore.arguments import check_count
 from bertcore.kernels import checks
 from bertcore.models import auto
 from bertcore.tasks.long_texts import Cutting, Text, Window, owned
-from bertcore.tasks.pipelines.base import CallOptions, Pipeline
+from bertcore.tasks.pipelines.base import Answers, Arrays, CallOptions, Pipeline
 from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words
 
@@ -83,7 +83,7 @@ class TokenClassificationPipeline(Pipeline):
     model_classes = (auto.AutoModelForTokenClassification,)
     _head = "classifier of tokens"
 
-    def _call(self, inputs: Any, options: Any) -> Any:
+    def _call(self, inputs: Any, options: TaggingOptions) -> Any:
         if options.is_split_into_words:
             if isinstance(inputs, list) and all(isinstance(word, str) for word in inputs):
                 inputs = [inputs]
@@ -92,7 +92,7 @@ class TokenClassificationPipeline(Pipeline):
             inputs = list(joined) if hasattr(inputs, "__len__") else joined
         return super()._call(inputs, options)
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: TaggingOptions) -> Sequence[Any]:
         logits = kernels.to_host(self.model(**arrays).logits)
         found = []
         for window, scores in zip(windows, logits, strict=True):
@@ -101,7 +101,7 @@ class TokenClassificationPipeline(Pipeline):
             found.append(_Scored(ids, window.offsets[columns], softmax(scores[columns]), window.shared, before))
         return found
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> list[dict[str, Any]]:
+    def _answer(self, item: str, name: str, kept: list[list[Any]], options: TaggingOptions) -> list[dict[str, Any]]:
         tokens = list(self._tokens(item, kept[0]))
         strategy, ignored = options.aggregation_strategy, set(options.ignore_labels)
         if strategy == "none":
@@ -163,7 +163,7 @@ class TokenClassificationPipeline(Pipeline):
         return found | {"start": group[0]["start"], "end": group[-1]["end"]}
 
 
-def _joined(words: Any, name: str) -> str:
+def _joined(words: Iterable[str], name: str) -> str:
     check_words(name, words)
     return " ".join(words)
 
@@ -203,7 +203,7 @@ class AnsweringOptions(CallOptions):
         align_to_words: whether answers consist of whole words.
     """
 
-    truncation: Any = "chunk"
+    truncation: bool | str = "chunk"
     top_k: int = 1
     max_answer_len: int = 15
     handle_impossible_answer: bool = False
@@ -246,7 +246,9 @@ class QuestionAnsweringPipeline(Pipeline):
     _most_shared = 128
     _keys = "question", "context"
 
-    def __call__(self, inputs: Any = None, *, question: Any = None, context: Any = None, **options: Any) -> Any:
+    def __call__(
+        self, inputs: Any = None, *, question: str | None = None, context: str | None = None, **options: Any
+    ) -> Any:
         if inputs is None:
             inputs = {"question": question, "context": context}
         elif question is not None or context is not None:
@@ -260,7 +262,7 @@ class QuestionAnsweringPipeline(Pipeline):
         longest = min(LONGEST_WINDOW, cutting.max_length or LONGEST_WINDOW)
         return Cutting(cutting.truncation, longest, cutting.stride, cutting.most_shared)
 
-    def _texts(self, item: Any, name: str, options: Any) -> list[Text]:
+    def _texts(self, item: object, name: str, options: AnsweringOptions) -> list[Text]:
         question, context = self._pair(item, name)
         if not question.strip() or not context.strip():
             empty = "context" if question.strip() else "question"
@@ -269,12 +271,12 @@ class QuestionAnsweringPipeline(Pipeline):
             return [Text(question, context, "only_second")]
         return [Text(context, question, "only_first")]  # as in the training of models that pad on the left
 
-    def _read(self, windows: Sequence[Window], arrays: Mapping[str, np.ndarray], options: Any) -> Sequence[Any]:
+    def _read(self, windows: Sequence[Window], arrays: Arrays, options: AnsweringOptions) -> Sequence[Any]:
         out = self.model(**arrays)
         starts, ends = kernels.to_host(out.start_logits), kernels.to_host(out.end_logits)
         return [self._spans(window, starts[row], ends[row], options) for row, window in enumerate(windows)]
 
-    def _spans(self, window: Window, starts: np.ndarray, ends: np.ndarray, options: Any) -> _Spans:
+    def _spans(self, window: Window, starts: np.ndarray, ends: np.ndarray, options: AnsweringOptions) -> _Spans:
         content = window.content
         whole = [column for column, number in enumerate(window.ids) if number == self.tokenizer.cls_token_id]
         allowed = np.concatenate([content, np.array(whole, np.int64)])
@@ -287,7 +289,7 @@ class QuestionAnsweringPipeline(Pipeline):
         characters = [_characters(window, start, end, options.align_to_words) for start, end in spans]
         return _Spans(scores, characters, _log_sum_exp(starts[allowed]), _log_sum_exp(ends[allowed]), none)
 
-    def _answer(self, item: Any, name: str, kept: list[list[Any]], options: Any) -> Any:
+    def _answer(self, item: Mapping[str, str], name: str, kept: list[list[Any]], options: AnsweringOptions) -> Answers:
         windows: Sequence[_Spans] = kept[0]
         total = sum(_log_sum_exp(np.array([getattr(each, side) for each in windows])) for side in ("starts", "ends"))
         found: dict[str, dict[str, Any]] = {}
