@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import MARKS, PromptedText, PromptReader, apart, as_batch, split_words
 from bertcore.tokenization.tokenizer import Tokenizer
 
+Labels: TypeAlias = Mapping[str, str] | Sequence[Any] | np.ndarray  # for all texts, or for each one
 TRUNCATIONS = "warn", "error"
 TOKENIZER_FILES = "tokenizer_config.json", "tokenizer.json"
 
@@ -147,21 +148,15 @@ class GLiNER(Extractor):
         return self.model.dtype
 
     def predict_entities(
-        self, text: str, labels: Any, flat_ner: bool = True, threshold: float = 0.5, multi_label: bool = False
+        self, text: str, labels: Labels, flat_ner: bool = True, threshold: float = 0.5, multi_label: bool = False
     ) -> list[dict[str, Any]]:
         """Return the entities of one text; arguments and errors are those of `inference`."""
         return self.inference([checked_text("text", text)], labels, flat_ner, threshold, multi_label)[0]
 
     def inference(
-        self,
-        texts: str | Sequence[str],
-        labels: Any,
-        flat_ner: bool = True,
-        threshold: float = 0.5,
-        multi_label: bool = False,
-        batch_size: int = 8,
-        **options: Any,
-    ) -> list[list[dict[str, Any]]]:
+        self, texts: str | Sequence[str], labels: Labels, flat_ner: bool = True, threshold: float = 0.5,
+        multi_label: bool = False, batch_size: int = 8, **options: Any,
+    ) -> list[list[dict[str, Any]]]:  # fmt: skip
         """Return the entities of each text in a list; arguments and errors are those of `inference_stream`."""
         some = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         return list(self.inference_stream(some, labels, flat_ner, threshold, multi_label, batch_size, **options))
@@ -169,18 +164,10 @@ class GLiNER(Extractor):
     batch_predict_entities = inference
 
     def inference_stream(
-        self,
-        texts: Iterable[str],
-        labels: Any,
-        flat_ner: bool = True,
-        threshold: float = 0.5,
-        multi_label: bool = False,
-        batch_size: int = 8,
-        *,
-        batch_tokens: int = BATCH_TOKENS,
-        truncation: bool | str = "warn",
-        show_progress_bar: bool | None = False,
-    ) -> Iterator[list[dict[str, Any]]]:
+        self, texts: Iterable[str], labels: Labels, flat_ner: bool = True, threshold: float = 0.5,
+        multi_label: bool = False, batch_size: int = 8, *, batch_tokens: int = BATCH_TOKENS,
+        truncation: bool | str = "warn", show_progress_bar: bool | None = False,
+    ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
         """Return an iterator over the entities of each text, sorted by their first characters; texts may be a stream.
 
         Args:
@@ -245,7 +232,7 @@ class GLiNER(Extractor):
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
         return self.token_rows(texts)
 
-    def _size(self, text: Any) -> int:
+    def _size(self, text: tuple[str, Mapping[str, str]]) -> int:
         return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
@@ -309,7 +296,7 @@ def is_gliner2(folder: Path) -> bool:
     return (folder / files.CONFIG_NAME).is_file() and read_config(folder).get("model_type") == "extractor"
 
 
-def is_for_each(labels: Any) -> bool:
+def is_for_each(labels: Labels) -> bool:
     """Return whether labels are a list with one entry per text."""
     return (
         isinstance(labels, Sequence | np.ndarray)
@@ -318,7 +305,7 @@ def is_for_each(labels: Any) -> bool:
     )
 
 
-def label_sets(labels: Any, texts: int | None) -> list[Mapping[str, str]]:
+def label_sets(labels: Labels, texts: int | None) -> list[Mapping[str, str]]:
     """Return {label: the text that stands for it} for all texts, or for each one."""
     if not is_for_each(labels):
         return [_label_set("labels", [labels] if isinstance(labels, str) else labels)]
@@ -328,7 +315,7 @@ def label_sets(labels: Any, texts: int | None) -> list[Mapping[str, str]]:
     return [_label_set(f"labels[{number}]", each) for number, each in enumerate(labels)]
 
 
-def _label_set(name: str, labels: Any) -> Mapping[str, str]:
+def _label_set(name: str, labels: object) -> Mapping[str, str]:
     if isinstance(labels, str) or not isinstance(labels, Mapping | Sequence | np.ndarray):
         raise TypeError(f"{name} is {labels!r:.60}, expected a list of strings")
     found = labels if isinstance(labels, Mapping) else {label: label for label in checked_texts(labels, name)}

@@ -14,13 +14,14 @@ from bertcore import kernels
 from bertcore.arguments import DType, check_count, check_share, naming_nearest
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ONE, SEVERAL, GLiNER2Model
-from bertcore.tasks.gliner import TRUNCATIONS, Extractor, is_for_each, label_sets
+from bertcore.tasks.gliner import TRUNCATIONS, Extractor, Labels, is_for_each, label_sets
 from bertcore.tasks.gliner2_records import read_record
 from bertcore.tasks.gliner2_schema import (
     SEP_STRUCT,
     SEP_TEXT,
     TOKENS,
     WORD,
+    Names,
     Schema,
     SchemaPart,
     SchemaRow,
@@ -152,7 +153,7 @@ class GLiNER2(Extractor):
 
     @naming_nearest("max_len", "batch_tokens", "truncation", "show_progress_bar")
     def inference_stream(
-        self, texts: Iterable[str], labels: Any, flat_ner: bool = True, threshold: float = 0.5,
+        self, texts: Iterable[str], labels: Labels, flat_ner: bool = True, threshold: float = 0.5,
         multi_label: bool = False, batch_size: int = 8, **options: Any,
     ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
         """Return an iterator over the entities of each text, as `GLiNER.inference_stream`, which has the arguments.
@@ -199,7 +200,7 @@ class GLiNER2(Extractor):
                 arrays[name][place, : len(row)] = values
         return arrays
 
-    def labelled_row(self, record: Any, order: np.random.Generator | None = None) -> SchemaRow:
+    def labelled_row(self, record: object, order: np.random.Generator | None = None) -> SchemaRow:
         """Return a record (see `read_record`) as tokens and targets; `order` draws the order of its labels."""
         made = read_record(record)
         if order is not None:
@@ -245,7 +246,7 @@ class GLiNER2(Extractor):
         of_choices = {key: [columns[place] for place in some] for key, some in of_fields.items()}
         return SchemaRow(text, schema, of_choices, kept, {"input_ids": ids} | masks), was_cut
 
-    def _size(self, text: Any) -> int:
+    def _size(self, text: tuple[str, Schema]) -> int:
         return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
@@ -253,12 +254,14 @@ class GLiNER2(Extractor):
         limits = [f"{max_length} words"] * bool(max_length) + [f"{most} tokens with the schema"] * (most < MOST_TOKENS)
         return CutTexts(self, max_length, None, limit=" or ".join(limits))
 
-    def extract_entities(self, text: str, entity_types: Any, threshold: float = 0.5, **options: Any) -> dict[str, Any]:
+    def extract_entities(
+        self, text: str, entity_types: Names, threshold: float = 0.5, **options: Any
+    ) -> dict[str, Any]:
         """Return {"entities": {type: [...]}}; see `Schema.entities` and `batch_extract`."""
         return self.extract(text, Schema().entities(entity_types), threshold, **options)
 
     def extract_relations(
-        self, text: str, relation_types: Any, threshold: float = 0.5, **options: Any
+        self, text: str, relation_types: Names, threshold: float = 0.5, **options: Any
     ) -> dict[str, Any]:
         """Return {"relation_extraction": {type: [...]}}; see `Schema.relations` and `batch_extract`."""
         return self.extract(text, Schema().relations(relation_types), threshold, **options)
@@ -279,12 +282,12 @@ class GLiNER2(Extractor):
         """
         return self.extract(text, records_asked(structures), threshold, **options)
 
-    def batch_extract_entities(self, texts: Sequence[str], entity_types: Any, **options: Any) -> list[dict[str, Any]]:
+    def batch_extract_entities(self, texts: Sequence[str], entity_types: Names, **options: Any) -> list[dict[str, Any]]:
         """Return the entities of each text, as `extract_entities` does."""
         return self.batch_extract(texts, Schema().entities(entity_types), **options)
 
     def batch_extract_relations(
-        self, texts: Sequence[str], relation_types: Any, **options: Any
+        self, texts: Sequence[str], relation_types: Names, **options: Any
     ) -> list[dict[str, Any]]:
         """Return the relations of each text, as `extract_relations` does."""
         return self.batch_extract(texts, Schema().relations(relation_types), **options)
@@ -356,7 +359,7 @@ class _Reader:
     confidence: bool
     spans: bool
 
-    def classes(self, part: SchemaPart, logits: np.ndarray) -> Any:
+    def classes(self, part: SchemaPart, logits: np.ndarray) -> object:
         options, labels = part.options, list(part.fields)
         is_multiple, name = options["multi_label"], options["class_act"]
         scores = FUNCTIONS[name if name != "auto" else "sigmoid" if is_multiple else "softmax"](logits)

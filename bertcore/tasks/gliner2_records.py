@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -45,7 +45,7 @@ class LabelledText:
     def shuffle(self, rng: np.random.Generator) -> None:
         """Put the labels of each part, and their choices, in random order."""
 
-        def mixed(values: Any) -> list[Any]:
+        def mixed(values: Sequence[Any]) -> list[Any]:
             return [values[place] for place in rng.permutation(len(values))]
 
         for part in self.schema.parts:
@@ -118,7 +118,7 @@ def _found(mention: str, words: list[str]) -> tuple[int, list[int]]:
     return size, starts if wanted else []
 
 
-def read_record(record: Any) -> LabelledText:
+def read_record(record: object) -> LabelledText:
     """Return a record {"input": text, "output": answers} as a text with a schema.
 
     The answers, all optional, are entities, {label: mentions}; json_structures, [{record: {field: mentions}}, ...], one
@@ -182,7 +182,7 @@ def _add_records(made: LabelledText, given: Mapping[str, Any], described: Mappin
         made.instances[name] = _distinct(found) if any(any(each.values()) for each in found) else []
 
 
-def _mentions(made: LabelledText, name: str, value: Any, choices: Any = ()) -> list[Any]:
+def _mentions(made: LabelledText, name: str, value: object, choices: Collection[str] = ()) -> list[Any]:
     found = [value] if isinstance(value, str | Mapping) else listed(name, [] if value is None else value)
     for each in found:
         if choices and each not in ["", *choices]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,7 @@ P, SEP_STRUCT, SEP_TEXT, DESCRIPTION = "[P]", "[SEP_STRUCT]", "[SEP_TEXT]", "[DE
 EXAMPLE, OUTPUT = "[EXAMPLE]", "[OUTPUT]"
 MARKS = {"records": "[C]", "entities": "[E]", "relations": "[R]", "classes": "[L]"}
 TOKENS = (SEP_STRUCT, SEP_TEXT, P, *MARKS.values(), EXAMPLE, OUTPUT, DESCRIPTION)
+Names: TypeAlias = Iterable[str] | Mapping[str, Any]  # or names with their descriptions or settings
 DTYPES = ("list", "str")
 ACTIVATIONS = ("auto", "softmax", "sigmoid")
 KEYS = "entities", "relations", "structures", "classifications"
@@ -84,7 +85,7 @@ class SchemaPart:
         return ["(", P, text, "(", *(word for name in self.fields for word in (MARKS[self.kind], name)), ")", ")"]
 
 
-def _names(name: str, given: Any) -> dict[str, Any]:
+def _names(name: str, given: object) -> dict[str, Any]:
     """Return a string, a list of strings or a mapping of them as {name: description or settings}."""
     found = {given: None} if isinstance(given, str) else given
     if not isinstance(found, Mapping):
@@ -97,7 +98,7 @@ def _names(name: str, given: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def _fields(name: str, given: Any, **defaults: Any) -> dict[str, Field]:
+def _fields(name: str, given: object, **defaults: Any) -> dict[str, Field]:
     """Return the fields of names with a description or settings each."""
     found = {}
     for label, each in _names(name, given).items():
@@ -168,7 +169,7 @@ class Schema:
         self.parts.append(SchemaPart(kind, name, fields, **more))
         return self
 
-    def entities(self, entity_types: Any, dtype: str = "list", threshold: float | None = None) -> Self:
+    def entities(self, entity_types: Names, dtype: str = "list", threshold: float | None = None) -> Self:
         """Find entities of these types.
 
         Args:
@@ -180,7 +181,7 @@ class Schema:
             "entities", "entities", _fields("entity_types", entity_types, dtype=dtype, threshold=threshold)
         )
 
-    def relations(self, relation_types: Any, threshold: float | None = None) -> Self:
+    def relations(self, relation_types: Names, threshold: float | None = None) -> Self:
         """Find pairs of a head and a tail; arguments as for `entities`."""
         for name, each in _fields("relation_types", relation_types, threshold=threshold).items():
             ends = {end: Field(threshold=each.threshold) for end in ("head", "tail")}
@@ -188,7 +189,7 @@ class Schema:
         return self
 
     def classification(
-        self, task: str, labels: Any, multi_label: bool = False, cls_threshold: float = 0.5, *,
+        self, task: str, labels: Names, multi_label: bool = False, cls_threshold: float = 0.5, *,
         top_k: int | None = None, class_act: str = "auto", prompt: str | None = None,
         examples: Sequence[tuple[str, str]] = (),
     ) -> Self:  # fmt: skip
@@ -301,7 +302,7 @@ def with_stop(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
-def listed(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
+def listed(name: str, given: object) -> list[Any] | tuple[Any, ...]:
     """Return a list or tuple. Raises TypeError for anything else."""
     if not isinstance(given, list | tuple):
         raise TypeError(f"{name} is {given!r:.60}, expected a list")
@@ -309,7 +310,7 @@ def listed(name: str, given: Any) -> list[Any] | tuple[Any, ...]:
 
 
 def settings_of(
-    name: str, given: Any, known: Sequence[str] | None = None, needed: Sequence[str] = ()
+    name: str, given: object, known: Sequence[str] | None = None, needed: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return a mapping with known keys, or any strings. Raises TypeError or ValueError for anything else."""
     if not isinstance(given, Mapping):
@@ -325,7 +326,7 @@ def settings_of(
     return dict(given)
 
 
-def classes_asked(tasks: Any) -> Schema:
+def classes_asked(tasks: Mapping[str, Any]) -> Schema:
     schema = Schema()
     if not isinstance(tasks, Mapping):
         raise TypeError(f"tasks is {tasks!r:.60}, expected {{name: labels}}")
@@ -335,7 +336,7 @@ def classes_asked(tasks: Any) -> Schema:
     return schema
 
 
-def records_asked(structures: Any) -> Schema:
+def records_asked(structures: Mapping[str, Any]) -> Schema:
     schema = Schema()
     if not isinstance(structures, Mapping):
         raise TypeError(f"structures is {structures!r:.60}, expected {{name: fields}}")
