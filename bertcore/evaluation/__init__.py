@@ -19,11 +19,7 @@ from bertcore.evaluation.pairs import (
     TranslationEvaluator,
     TripletEvaluator,
 )
-from bertcore.evaluation.retrieval import (
-    InformationRetrievalEvaluator,
-    ParaphraseMiningEvaluator,
-    RerankingEvaluator,
-)
+from bertcore.evaluation.retrieval import InformationRetrievalEvaluator, ParaphraseMiningEvaluator, RerankingEvaluator
 from bertcore.tasks.similarity import SimilarityFunction
 
 __all__ = [

@@ -1,21 +1,19 @@
 """Evaluators of cross-encoders: classes and scores of pairs, and rankings of documents."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertcore.arguments import check_count, check_list
-from bertcore.evaluation.evaluator import (
-    Evaluator,
-    Metrics,
-    checked_numbers,
-    correlations,
-    of_ranking,
-    of_thresholds,
-)
+from bertcore.evaluation.evaluator import Evaluator, Metrics, checked_numbers, correlations, of_ranking, of_thresholds
 from bertcore.kernels import checks
 from bertcore.tasks.texts import checked_text, listed_texts
+
+if TYPE_CHECKING:
+    from bertcore.tasks.cross_encoder import CrossEncoder
 
 
 class PairsEvaluator(Evaluator):
@@ -42,7 +40,7 @@ class PairsEvaluator(Evaluator):
         if not self.sentence_pairs:
             raise ValueError("sentence_pairs is empty, expected at least one pair")
 
-    def predictions(self, model: Any, pairs: Sequence[Sequence[str]]) -> np.ndarray:
+    def predictions(self, model: CrossEncoder, pairs: Sequence[Sequence[str]]) -> np.ndarray:
         """Return the scores of pairs: (pairs,), or (pairs, labels)."""
         options = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
         return np.asarray(model.predict(pairs, prompt_name=self.prompt_name, **options))
@@ -78,7 +76,7 @@ class CrossEncoderClassificationEvaluator(PairsEvaluator):
         means = ("macro", "micro", "weighted")
         return super().columns({f"{kind}_f1" if (kind := name[3:]) in means else name: found[name] for name in found})
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         scores = self.predictions(model, self.sentence_pairs)
         if scores.ndim == 1:
             if self.labels.max() > 1:
@@ -115,7 +113,7 @@ class CrossEncoderCorrelationEvaluator(PairsEvaluator):
         """Return the metrics as Pearson_Correlation and Spearman_Correlation."""
         return {f"{name.title()}_Correlation": value for name, value in found.items()}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         """Raise ValueError for a model of several labels, ImportError without SciPy."""
         scores = self.predictions(model, self.sentence_pairs)
         if scores.ndim != 1:
@@ -179,7 +177,7 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
         """Return the metrics as MAP, MRR@K and NDCG@K."""
         return {name.upper(): value for name, value in found.items() if not name.startswith("base_")}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         names = ("map", f"mrr@{self.at_k}", f"ndcg@{self.at_k}")
         scores = self.predictions(model, self.sentence_pairs).astype(np.float64)
         if scores.ndim != 1:

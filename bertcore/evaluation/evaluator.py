@@ -1,14 +1,20 @@
 """The base of all evaluators, and metrics of scores given the correct answers."""
 
+from __future__ import annotations
+
 import csv
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertcore.arguments import Described, check_count, check_function, check_list, naming_nearest, required
+
+if TYPE_CHECKING:
+    from bertcore.kernels.arrays import ArrayLike
+    from bertcore.tasks.encoders import Encoder
 
 Metrics = dict[str, float]
 Score = Callable[[Any, Any], np.ndarray]
@@ -50,7 +56,7 @@ class Evaluator(Described):
         self.primary_metric: str | None = None
 
     def __call__(
-        self, model: Any, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
+        self, model: Encoder, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
     ) -> Metrics:
         """Return the metrics of an encoder by name.
 
@@ -117,7 +123,7 @@ class SequentialEvaluator(Evaluator):
                 raise TypeError(f"evaluators[{place}] is {type(evaluator).__name__}, expected an evaluator")
 
     def __call__(
-        self, model: Any, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
+        self, model: Encoder, output_path: str | os.PathLike[str] | None = None, epoch: int = -1, steps: int = -1
     ) -> Metrics:
         """Return the metrics of all evaluators, each called with these arguments."""
         results, scores = {}, []
@@ -190,7 +196,7 @@ def correlations(first: np.ndarray, second: np.ndarray) -> Metrics:
     }
 
 
-def checked_numbers(name: str, values: Any, count: int) -> np.ndarray:
+def checked_numbers(name: str, values: ArrayLike, count: int) -> np.ndarray:
     """Return `count` finite numbers in float64. Raises TypeError or ValueError for others."""
     try:
         numbers = np.asarray(values, np.float64)

@@ -1,8 +1,10 @@
 """Evaluators of pairs and triplets of texts, and of texts beside their translations."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from bertcore.evaluation.evaluator import (
 from bertcore.kernels import checks
 from bertcore.tasks.similarity import SIMILARITIES, cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts
+
+if TYPE_CHECKING:
+    from bertcore.tasks.reading import PromptedReader
 
 
 class EmbeddingSimilarityEvaluator(Evaluator):
@@ -65,7 +70,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         """Return the correlations as SIMILARITY_pearson and SIMILARITY_spearman."""
         return _turned(found)
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         """Return the correlations of similarities, NaN for constant ones. Raises ImportError without SciPy."""
         options: dict[str, Any] = given(precision=self.precision)
         if self.precision is not None:
@@ -128,7 +133,7 @@ class TripletEvaluator(Evaluator):
         """Return the accuracies as accuracy_SIMILARITY."""
         return _turned(found)
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         anchors, positives, negatives = self.triplets
         asked = self._embedded(model.encode_query, anchors)
         right, wrong = (self._embedded(model.encode_document, texts) for texts in (positives, negatives))
@@ -177,7 +182,7 @@ class BinaryClassificationEvaluator(Evaluator):
         """Return the metrics of each similarity, without their maximum."""
         return {name: value for name, value in found.items() if not name.startswith("max_")}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         texts = list(dict.fromkeys([*self.sentences1, *self.sentences2]))
         rows = self._embedded(model.encode, texts)
         place = {text: index for index, text in enumerate(texts)}
@@ -202,8 +207,9 @@ class MSEEvaluator(Evaluator):
     """
 
     def __init__(
-        self, source_sentences: Sequence[str], target_sentences: Sequence[str], teacher_model: Any, **options: Any
-    ):
+        self, source_sentences: Sequence[str], target_sentences: Sequence[str], teacher_model: PromptedReader,
+        **options: Any,
+    ):  # fmt: skip
         super().__init__(**options)
         source, targets = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.table = "mse_evaluation{}_results.csv" if self.name else "mse_evaluation__results.csv"
@@ -214,7 +220,7 @@ class MSEEvaluator(Evaluator):
         """Return the error as MSE, or the error of each pair of languages."""
         return self.errors
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         for name, (wanted, texts) in self.data.items():
             wanted = check_numbers("the teacher's embeddings", wanted)
             vectors = check_numbers("the student's embeddings", self._embedded(model.encode, texts))
@@ -238,13 +244,9 @@ class MSEEvaluatorFromDataFrame(MSEEvaluator):
     table = "mse_evaluation{}_results.csv"
 
     def __init__(
-        self,
-        dataframe: Iterable[Mapping[str, str | None]],
-        teacher_model: Any,
-        combinations: Iterable[tuple[str, str]],
-        batch_size: int = 8,
-        **options: Any,
-    ):
+        self, dataframe: Iterable[Mapping[str, str | None]], teacher_model: PromptedReader,
+        combinations: Iterable[tuple[str, str]], batch_size: int = 8, **options: Any,
+    ):  # fmt: skip
         Evaluator.__init__(self, batch_size=batch_size, **options)
         rows, encode = _records(dataframe), _encode_of(teacher_model)
         self.data: dict[str, tuple[Any, list[str]]] = {}
@@ -293,7 +295,7 @@ class TranslationEvaluator(Evaluator):
         """Return the accuracies as src2trg and trg2src."""
         return {name: found[f"{name}_accuracy"] for name in ("src2trg", "trg2src")}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         columns = self.source_sentences, self.target_sentences
         scores = np.asarray(of_dense(cos_sim)(*(self._embedded(model.encode, texts) for texts in columns)))
         accuracies = []
@@ -329,7 +331,7 @@ class LabelAccuracyEvaluator(Evaluator):
             dataloader.collate_fn = list
         self.dataloader, self.softmax_model = dataloader, softmax_model
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         is_right: list[bool] = []
         for batch in self.dataloader:
             vectors = self._embedded(model.encode, [text for example in batch for text in example.texts])
@@ -340,7 +342,7 @@ class LabelAccuracyEvaluator(Evaluator):
         return {"accuracy": float(np.mean(is_right))}, "accuracy"
 
 
-def _encode_of(teacher: Any) -> Callable[..., Any]:
+def _encode_of(teacher: PromptedReader) -> Callable[..., Any]:
     if isinstance(teacher, str) or not callable(getattr(teacher, "encode", None)):
         raise TypeError(f"teacher_model is {type(teacher).__name__}, expected an encoder")
     return teacher.encode
@@ -353,7 +355,7 @@ def _records(dataframe: Any) -> list[Any]:
     return check_list("dataframe", dataframe, "mappings of languages to texts")
 
 
-def _text_in(row: Any, number: int, language: str) -> str:
+def _text_in(row: object, number: int, language: str) -> str:
     if not isinstance(row, Mapping) or language not in row:
         known = ", ".join(map(str, row)) if isinstance(row, Mapping) else type(row).__name__
         raise ValueError(f"dataframe[{number}] has {known}, expected a text in {language!r}")
@@ -380,7 +382,7 @@ def _similarities(names: Sequence[str] | None, argument: str = "", main: str | N
     return chosen or ([] if main is None else [main])
 
 
-def _pair_scores(model: Any, names: Sequence[str]) -> dict[str, Score]:
+def _pair_scores(model: PromptedReader, names: Sequence[str]) -> dict[str, Score]:
     if not names:
         return {model.similarity_fn_name: model.similarity_pairwise}
     return {name: of_dense(SIMILARITIES[name].of_pairs) for name in names}

@@ -1,24 +1,22 @@
 """Evaluators of rankings: retrieval, reranking and paraphrase mining."""
 
+from __future__ import annotations
+
 import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bertcore.arguments import check_count, check_function, check_list, check_mapping
-from bertcore.evaluation.evaluator import (
-    Evaluator,
-    Metrics,
-    Score,
-    by_threshold,
-    given,
-    of_dense,
-    of_ranking,
-)
+from bertcore.evaluation.evaluator import Evaluator, Metrics, Score, by_threshold, given, of_dense, of_ranking
 from bertcore.tasks.search import BestRows, checked_scores, paraphrase_mining
 from bertcore.tasks.similarity import cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts, listed_texts
+
+if TYPE_CHECKING:
+    from bertcore.tasks.cross_encoder import CrossEncoder
+    from bertcore.tasks.reading import PromptedReader
 
 QUERIES = 128  # compared with the corpus at once
 
@@ -100,7 +98,7 @@ class InformationRetrievalEvaluator(Evaluator):
                     row[f"{name}-{shown}@{k}"] = found[f"{name}_{kind}@{k}"]
         return row
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         functions, best = self.score_functions or {model.similarity_fn_name: model.similarity}, self.main_score_function
         if best is not None and best not in functions:
             raise ValueError(f"main_score_function is {best!r}, expected one of {', '.join(functions)}")
@@ -113,7 +111,7 @@ class InformationRetrievalEvaluator(Evaluator):
         best = best or max(functions, key=lambda name: found[f"{name}_{ndcg}"])
         return found, f"{best}_{ndcg}"
 
-    def _hits(self, model: Any, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
+    def _hits(self, model: PromptedReader, functions: Mapping[str, Score]) -> dict[str, np.ndarray]:
         """Return for each score function whether the document at each rank answers the query, (queries, ranks)."""
         depth = max(max(depths, default=1) for depths in self.at_k.values())
         asked = self._embedded(model.encode_query, self.queries, **self._query_options)
@@ -202,7 +200,7 @@ class RerankingEvaluator(Evaluator):
         """Return the metrics as MAP, MRR@K and NDCG@K."""
         return {name.upper(): value for name, value in found.items()}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader | CrossEncoder) -> tuple[Metrics, str]:
         found = []
         for (_, documents, right), scores in zip(self.samples, self._scores(model), strict=True):
             found.append(of_ranking(np.arange(len(documents)) < right, scores, self.at_k))
@@ -279,7 +277,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         self._mining = {"query_chunk_size": query_chunk_size, "corpus_chunk_size": corpus_chunk_size}
         self._mining |= {"max_pairs": max_pairs, "top_k": top_k}
 
-    def metrics(self, model: Any) -> tuple[Metrics, str]:
+    def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         options: dict[str, Any] = given(truncate_dim=self.truncate_dim)
         options |= {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
         found = paraphrase_mining(model, self.sentences, **options, **self._mining)
@@ -300,7 +298,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         return metrics, "average_precision"
 
 
-def _ids(name: str, found: Any) -> frozenset[Any]:
+def _ids(name: str, found: object) -> frozenset[Any]:
     if isinstance(found, str | bytes) or not isinstance(found, Collection):
         raise TypeError(f"{name} is {type(found).__name__}, expected a set of ids")
     return frozenset(found)
