@@ -12,7 +12,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from haystack import Document, component, default_from_dict, default_to_dict
 
@@ -45,7 +45,7 @@ class _Embedder:
         return default_to_dict(self, **self._settings)
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> Any:
+    def from_dict(cls, data: dict[str, Any]) -> Self:
         return default_from_dict(cls, data)
 
 

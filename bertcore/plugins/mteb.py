@@ -9,6 +9,7 @@ It implements mteb's EncoderProtocol.
 """
 
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from mteb.models.model_meta import ScoringFunction
 from mteb.types import PromptType
 
 from bertcore.plugins import opened
-from bertcore.tasks.long_texts import Cutting
 
 
 class MTEBEncoder:
@@ -36,14 +36,14 @@ class MTEBEncoder:
 
     def __init__(
         self, model: str | os.PathLike[str], revision: str | None = None, *, device: str | None = None,
-        truncation: Cutting = True, **options: Any,
+        truncation: bool | str = True, **options: Any,
     ):  # fmt: skip
         self.encoder = opened(model, revision=revision, device=device, **options)
         self._name, self._revision, self._truncation = os.fspath(model), revision, truncation
 
     def encode(
-        self, inputs: Any, *, task_metadata: Any, hf_split: str, hf_subset: str, prompt_type: PromptType | None = None,
-        batch_size: int = 32, show_progress_bar: bool = False, **options: Any,
+        self, inputs: Iterable[Mapping[str, Any]], *, task_metadata: Any, hf_split: str, hf_subset: str,
+        prompt_type: PromptType | None = None, batch_size: int = 32, show_progress_bar: bool = False, **options: Any,
     ) -> np.ndarray:  # fmt: skip
         """Return the embeddings, float32 (texts, dim), of the column "text" of mteb's batches.
 

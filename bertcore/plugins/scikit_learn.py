@@ -13,6 +13,7 @@ import functools
 import os
 import tempfile
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d
 from bertcore.arguments import check_count
 from bertcore.checkpoint import resolve
 from bertcore.kernels import get_backend
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.auto import AutoModelForSequenceClassification
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.tasks.long_texts import Cutting
@@ -46,7 +48,7 @@ def _encoder(model: str, dtype: str | None, files: tuple[Any, ...]) -> SentenceE
     return SentenceEncoder(model, dtype=dtype)
 
 
-def _files(model: Any) -> tuple[Any, ...]:
+def _files(model: object) -> tuple[Any, ...]:
     """Return the files of a folder with their modification times; empty for an id on the hub."""
     if not isinstance(model, str | os.PathLike) or not os.path.isdir(model):
         return ()
@@ -75,16 +77,10 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     """
 
     def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        dtype: str | None = None,
-        prompt_name: str | None = None,
-        normalize_embeddings: bool = False,
-        truncate_dim: int | None = None,
-        truncation: Any = "warn",
+        self, model: str | os.PathLike[str], *, dtype: str | None = None, prompt_name: str | None = None,
+        normalize_embeddings: bool = False, truncate_dim: int | None = None, truncation: bool | str = "warn",
         batch_tokens: int = BATCH_TOKENS,
-    ):
+    ):  # fmt: skip
         self.model, self.dtype, self.prompt_name = model, dtype, prompt_name
         self.normalize_embeddings, self.truncate_dim = normalize_embeddings, truncate_dim
         self.truncation, self.batch_tokens = truncation, batch_tokens
@@ -95,13 +91,13 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
         tags.transformer_tags.preserves_dtype = []  # embeddings are float32
         return tags
 
-    def fit(self, X: Any, y: Any = None) -> "TextEmbedder":
+    def fit(self, X: Iterable[str], y: object = None) -> "TextEmbedder":
         """Check that `X` is a sequence of strings."""
         for _ in checked_texts(X, "X"):
             pass
         return self
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: Iterable[str]) -> np.ndarray:
         """Return the embeddings of texts (a list, array or column of strings), float32 (texts, dim)."""
         names = ("prompt_name", "normalize_embeddings", "truncate_dim", "truncation", "batch_tokens")
         texts = list(checked_texts(X, "X"))
@@ -139,20 +135,14 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self,
-        model: str | os.PathLike[str],
-        *,
-        epochs: float = 3,
-        batch_size: int = 16,
-        learning_rate: float = 5e-5,
-        max_length: int = LONGEST,
-        truncation: Any = "warn",
+        self, model: str | os.PathLike[str], *, epochs: float = 3, batch_size: int = 16, learning_rate: float = 5e-5,
+        max_length: int = LONGEST, truncation: bool | str = "warn",
         random_state: int | np.random.RandomState | None = 0,
-    ):
+    ):  # fmt: skip
         self.model, self.epochs, self.batch_size, self.learning_rate = model, epochs, batch_size, learning_rate
         self.max_length, self.truncation, self.random_state = max_length, truncation, random_state
 
-    def fit(self, X: Any, y: Any) -> "TextClassifier":
+    def fit(self, X: Iterable[str], y: ArrayLike) -> "TextClassifier":
         """Train on texts with a label each.
 
         Raises ValueError if the numbers of texts and labels differ, for fewer than two classes, for labels that are not
@@ -200,21 +190,21 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
             return check_count("random_state", self.random_state, 0)
         return int(check_random_state(self.random_state).randint(MOST_SEED))
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: Iterable[str]) -> np.ndarray:
         """Return scores, float32 (texts, classes); for two classes the second minus the first, (texts,)."""
         scores = self._logits(X)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Iterable[str]) -> np.ndarray:
         """Return the probabilities of the classes, float64 (texts, classes)."""
         return softmax(self._logits(X))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Iterable[str]) -> np.ndarray:
         """Return the most probable class of each text."""
         best = self._logits(X).argmax(axis=1)  # raises if not fitted, before classes_ is read
         return self.classes_[best]
 
-    def _logits(self, X: Any) -> np.ndarray:
+    def _logits(self, X: Iterable[str]) -> np.ndarray:
         check_is_fitted(self)
         texts = [(text,) for text in checked_texts(X, "X")]
         cutting = Cutting(self.truncation, self._scores.max_seq_length)

@@ -12,7 +12,7 @@ It is for inference only: its tensors have no gradient.
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,9 @@ class EncoderModule(InputModule):
         return self.encoder.embedding_dimension
 
     def preprocess(
-        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Any = None, **options: Any
-    ) -> dict[str, Any]:
+        self, inputs: Sequence[Any], prompt: str | None = None, processing_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:  # fmt: skip
         """Return the model's inputs (see `SentenceEncoder.preprocess`) and the number of first tokens not pooled."""
         found = self.encoder.preprocess(inputs, prompt, processing_kwargs)
         features = {name: torch.from_numpy(column) for name, column in found.items()}

@@ -24,8 +24,12 @@ from bertcore.tasks.index import VectorIndex
 if TYPE_CHECKING:
     import sqlite3
 
+    import faiss
+    import hnswlib
+    from usearch.index import Index
 
-def to_usearch(index: VectorIndex, **options: Any) -> Any:
+
+def to_usearch(index: VectorIndex, **options: Any) -> Index:
     """Return an approximate `usearch.index.Index` on inner products (distance: 1 minus the product).
 
     `options` are options of `usearch.index.Index`: dtype ("f32" by default), connectivity, expansion_add,
@@ -39,7 +43,7 @@ def to_usearch(index: VectorIndex, **options: Any) -> Any:
     return made
 
 
-def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
+def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> hnswlib.Index:
     """Return an approximate `hnswlib.Index` on inner products (distance: 1 minus the product).
 
     `room` is the number of vectors that can be added later; `options` are options of `init_index`: M, ef_construction,
@@ -54,7 +58,7 @@ def to_hnswlib(index: VectorIndex, *, room: int = 0, **options: Any) -> Any:
     return made
 
 
-def to_faiss(index: VectorIndex, factory: str = "Flat") -> Any:
+def to_faiss(index: VectorIndex, factory: str = "Flat") -> faiss.Index:
     """Return a `faiss.Index` on inner products, with ids.
 
     `factory` is a description for `faiss.index_factory`: "Flat" (exact), "HNSW32", "IVF256,PQ48", ... An index that
@@ -113,7 +117,7 @@ def to_sqlite(index: VectorIndex, connection: sqlite3.Connection, table: str = "
     return connection
 
 
-def _checked(index: Any) -> VectorIndex:
+def _checked(index: object) -> VectorIndex:
     if not isinstance(index, VectorIndex):
         raise TypeError(f"index is {type(index).__name__}, expected a VectorIndex")
     return index
