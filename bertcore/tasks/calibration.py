@@ -33,7 +33,7 @@ def _classes(labels: ArrayLike, texts: int, count: int) -> np.ndarray:
     return labels
 
 
-def _table(name: str, values: Any) -> np.ndarray:
+def _table(name: str, values: ArrayLike) -> np.ndarray:
     array = check_numbers(name, values).astype(np.float64)
     if array.ndim != 2 or array.shape[1] < 2:
         raise ValueError(f"{name} has shape {array.shape}, expected (texts, classes) with at least two classes")
@@ -42,7 +42,7 @@ def _table(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _probabilities(values: Any) -> np.ndarray:
+def _probabilities(values: ArrayLike) -> np.ndarray:
     array = _table("probabilities", values)
     if (array < 0).any() or not np.allclose(array.sum(axis=1), 1, atol=1e-4):
         raise ValueError("probabilities has rows that are negative or do not sum to 1")
@@ -232,7 +232,7 @@ def read_calibration(file: str | os.PathLike[str], labels: Sequence[str]) -> Cal
     return scaling
 
 
-def _isotonic(file: Any, functions: Any, count: int) -> IsotonicCalibration:
+def _isotonic(file: str | os.PathLike[str], functions: Any, count: int) -> IsotonicCalibration:
     calibration = IsotonicCalibration()
     try:
         calibration.functions = [tuple(np.array(each[key], np.float64) for key in ("from", "to")) for each in functions]

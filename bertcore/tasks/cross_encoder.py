@@ -16,14 +16,7 @@ from bertcore.arguments import DType, check_count, naming_nearest, older_names
 from bertcore.checkpoint import CheckpointError, read_config
 from bertcore.checkpoint.files import CONFIG_NAME, write_json
 from bertcore.kernels import checks
-from bertcore.tasks.encoders import (
-    Encoder,
-    EncoderOptions,
-    EncoderPool,
-    ReadingOptions,
-    converted,
-    locking_folder,
-)
+from bertcore.tasks.encoders import Encoder, EncoderOptions, EncoderPool, ReadingOptions, converted, locking_folder
 from bertcore.tasks.folder import (
     MODELS,
     MODULES_NAME,
@@ -112,7 +105,7 @@ class CrossEncoder(Encoder):
         self._activation = activation_fn
 
     @property
-    def activation_fn(self) -> Any:
+    def activation_fn(self) -> str | Activation:
         """The current function as it was given; for a name, PyTorch's module if PyTorch is loaded, else the name."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._activation, str):
@@ -314,7 +307,7 @@ def _model_folder(folder: Path, is_start: bool) -> Path:
     return modules[0].folder
 
 
-def _checked(inputs: Any) -> Iterator[tuple[str, str]]:
+def _checked(inputs: Iterable[Any]) -> Iterator[tuple[str, str]]:
     """Yield the pairs one by one after checking that each is two strings."""
     if isinstance(inputs, str | bytes | dict) or not np.iterable(inputs):
         raise TypeError(f"inputs is {type(inputs).__name__}, expected a list of pairs of strings")

@@ -55,7 +55,7 @@ def _of_chunk(method: str, chunk: list[Any], options: dict[str, Any]) -> Any:
     return getattr(_encoder, method)(chunk, **options)
 
 
-def backend_of(device: Any) -> str:
+def backend_of(device: object) -> str:
     """Return the backend for `device`: the active one for None, and for "cpu" unless it is a GPU's.
 
     A torch.device, and the numbers of transformers' pipelines, -1 for the CPU and 0 for the GPU, are devices, too.

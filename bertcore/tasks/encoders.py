@@ -13,11 +13,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import Arguments, check_function, check_mapping, required
+from bertcore.arguments import Arguments, Result, check_function, check_mapping, required
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
@@ -37,6 +37,9 @@ from bertcore.tasks.folder import (
 )
 from bertcore.tasks.long_texts import Cutting, ReadOptions
 from bertcore.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bertcore.models.spec import Config
 
 Reading = TypeVar("Reading", bound=ReadOptions)
 
@@ -61,7 +64,7 @@ def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]
     return call
 
 
-def _take_peers_arguments(encoder: Any, named: Mapping[str, Any], given: dict[str, Any]) -> None:
+def _take_peers_arguments(encoder: object, named: Mapping[str, Any], given: dict[str, Any]) -> None:
     """Translate sentence-transformers' arguments: `model_kwargs` with a dtype, and `modules` to a folder of them."""
     name = next((name for name in ("model_kwargs", "automodel_args") if name in given), None)
     kwargs = check_mapping(name, given.pop(name) or {}) if name else {}
@@ -113,7 +116,7 @@ class WindowOptions(TypedDict, total=False):
         processing_kwargs: {"text": {"max_length": 256}} cuts the inputs of this call to this many tokens.
     """
 
-    truncation: Any
+    truncation: bool | str
     stride: int | None
     merge: str
     batch_tokens: int
@@ -217,7 +220,7 @@ class Encoder:
         return self.model.dtype
 
     @property
-    def config(self) -> Any:
+    def config(self) -> Config:
         """The model's config."""
         return self.model.config
 
@@ -258,7 +261,7 @@ class Encoder:
         """Return the length that inputs are cut to, in tokens."""
         return self.max_seq_length
 
-    def evaluate(self, evaluator: Callable[..., Any], output_path: str | None = None) -> Any:
+    def evaluate(self, evaluator: Callable[..., Result], output_path: str | None = None) -> Result:
         """Return evaluator(self, output_path); evaluators of sentence-transformers are accepted, too.
 
         They also store their figures in `model_card_data.metrics`.
@@ -421,7 +424,7 @@ class ModelCardData:
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
 
-    def set_evaluation_metrics(self, evaluator: Any, metrics: Mapping[str, float], *when: int, **steps: int) -> None:
+    def set_evaluation_metrics(self, evaluator: object, metrics: Mapping[str, float], *when: int, **steps: int) -> None:
         """Store the figures of an evaluator."""
         self.metrics |= metrics
 
@@ -437,7 +440,7 @@ def as_tensors(found: Any) -> Any:
     return torch.from_numpy(found) if isinstance(found, np.ndarray) else found
 
 
-def converted(rows: Any, convert_to_numpy: bool, convert_to_tensor: bool, is_one: bool = False) -> Any:
+def converted(rows: np.ndarray, convert_to_numpy: bool, convert_to_tensor: bool, is_one: bool = False) -> Any:
     """Return an array in the requested form: a PyTorch tensor, the array itself, or a list of tensors.
 
     Returns only the first entry if the call has one input. Raises ImportError for tensors if PyTorch is missing.

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -77,7 +78,7 @@ def with_prompt(options: dict[str, Any], prompt: str) -> dict[str, Any]:
     return {**options, "prompt": prompt} if asked == (None, None) else options
 
 
-def opened_folder(path: Any, what: str) -> Path:
+def opened_folder(path: str | os.PathLike[str], what: str) -> Path:
     """Return the folder at `path`. Raises CheckpointError for a file: settings are stored beside the weights."""
     if Path(path).is_file():
         raise CheckpointError(f"{path} is a file, expected the folder of a {what} or of an encoder without modules")
@@ -201,7 +202,7 @@ def read_routes(folder: Path) -> Routes | None:
     return Routes(routes, default, dict(_mapping(file, *entry, routes) for entry in mappings.items()), file)
 
 
-def _mapping(file: Path, key: str, route: Any, routes: Mapping[str, Any]) -> tuple[tuple[str | None, Any], str]:
+def _mapping(file: Path, key: str, route: object, routes: Mapping[str, Any]) -> tuple[tuple[str | None, Any], str]:
     """Return an entry of route_mappings, whose key is the text of (task, modality)."""
     try:
         task, modality = ast.literal_eval(key[:200])

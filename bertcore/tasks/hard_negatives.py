@@ -1,8 +1,10 @@
 """Hard negatives for training: wrong documents that a model ranks close to a query."""
 
+from __future__ import annotations
+
 from collections import Counter
-from collections.abc import Iterator, Sequence, Sized
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,40 +13,26 @@ from bertcore.kernels import checks
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.texts import checked_texts
 
+if TYPE_CHECKING:
+    from bertcore.tasks.cross_encoder import CrossEncoder
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 GONE = -np.inf  # the score of a document that is excluded
 
 
 @naming_nearest()
 def mine_hard_negatives(
-    dataset: Any,
-    model: Any,
-    anchor_column_name: str | None = None,
-    positive_column_name: str | None = None,
-    corpus: Sequence[str] | None = None,
-    cross_encoder: Any = None,
-    range_min: int = 0,
-    range_max: int | None = None,
-    max_score: float | None = None,
-    min_score: float | None = None,
-    absolute_margin: float | None = None,
-    relative_margin: float | None = None,
-    num_negatives: int = 3,
-    sampling_strategy: str = "top",
-    query_prompt_name: str | None = None,
-    query_prompt: str | None = None,
-    corpus_prompt_name: str | None = None,
-    corpus_prompt: str | None = None,
-    include_positives: bool = False,
-    output_format: str = "triplet",
-    output_scores: bool = False,
-    batch_size: int | None = None,
-    faiss_batch_size: int = 16384,
-    use_faiss: bool = False,
-    *,
-    verbose: bool = True,
-    seed: int = 0,
-) -> Any:
+    dataset: Any, model: SentenceEncoder, anchor_column_name: str | None = None,
+    positive_column_name: str | None = None, corpus: Sequence[str] | None = None,
+    cross_encoder: CrossEncoder | None = None, range_min: int = 0, range_max: int | None = None,
+    max_score: float | None = None, min_score: float | None = None, absolute_margin: float | None = None,
+    relative_margin: float | None = None, num_negatives: int = 3, sampling_strategy: str = "top",
+    query_prompt_name: str | None = None, query_prompt: str | None = None, corpus_prompt_name: str | None = None,
+    corpus_prompt: str | None = None, include_positives: bool = False, output_format: str = "triplet",
+    output_scores: bool = False, batch_size: int | None = None, faiss_batch_size: int = 16384, use_faiss: bool = False,
+    *, verbose: bool = True, seed: int = 0,
+) -> Any:  # fmt: skip
     """Add to (query, answer) pairs documents that are close to the query but not its answers, as sentence-transformers.
 
     Args:
@@ -124,7 +112,7 @@ def _checked_limits(*limits: float | None) -> tuple[float | None, ...]:
     return limits
 
 
-def _check_models(model: Any, cross_encoder: Any) -> None:
+def _check_models(model: object, cross_encoder: object) -> None:
     if cross_encoder is not None and not callable(getattr(cross_encoder, "predict", None)):
         raise TypeError(f"cross_encoder is {cross_encoder!r:.60}, expected a CrossEncoder or None")
     for method in ("encode_query", "encode_document"):
@@ -155,7 +143,7 @@ def _pairs(dataset: Any, *given: str | None) -> tuple[list[str], list[tuple[str,
 
 
 def _embeddings(
-    encode: Any, texts: list[str], prompt_name: str | None, prompt: str | None, batch_size: int | None
+    encode: Callable[..., Any], texts: list[str], prompt_name: str | None, prompt: str | None, batch_size: int | None
 ) -> np.ndarray:
     given = {"prompt_name": prompt_name, "prompt": prompt, "batch_size": batch_size}
     asked = {name: value for name, value in given.items() if value is not None}
@@ -179,15 +167,17 @@ class _Candidates:
         last = first + count * (10 if is_wide else 1) + self.most if last is None else last
         return check_count("range_max", last, check_count("range_min", first, 0) + count)
 
-    def search(self, model: Any, queries: np.ndarray, documents: np.ndarray, count: int, at_once: int) -> None:
-        options = {"top_k": count, "score_function": model.similarity, "query_chunk_size": at_once}
+    def search(
+        self, model: SentenceEncoder, queries: np.ndarray, documents: np.ndarray, count: int, at_once: int
+    ) -> None:
+        options: dict[str, Any] = {"top_k": count, "score_function": model.similarity, "query_chunk_size": at_once}
         found = semantic_search(queries, documents, **options)
         self.indices = np.array([[each["corpus_id"] for each in row] for row in found])
         self.scores = np.array([[each["score"] for each in row] for row in found], np.float32)
         self.of_positives = model.similarity_pairwise(queries[self.owners], documents[self.positives])
 
-    def rescore(self, cross_encoder: Any, options: dict[str, int]) -> None:
-        def scores(rows: Any, places: Any) -> np.ndarray:
+    def rescore(self, cross_encoder: CrossEncoder, options: dict[str, int]) -> None:
+        def scores(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
             pairs = [(self.queries[row], self.documents[place]) for row, place in zip(rows, places, strict=True)]
             return cross_encoder.predict(pairs, **options)
 

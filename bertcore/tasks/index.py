@@ -380,14 +380,14 @@ def merged(found: Sequence[list[list[dict[str, Any]]]], top_k: int = 10) -> list
     ]
 
 
-def _check_settings(precision: Any, similarity: Any, rescore_precision: Any) -> None:
+def _check_settings(precision: Any, similarity: object, rescore_precision: object) -> None:
     checks.choice("precision", precision, PRECISIONS)
     checks.choice("similarity", similarity, ("cosine", "dot"))
     kept = {"int8": ("float32", "float16", None), "binary": ("float32", "float16", "int8", None)}
     checks.choice("rescore_precision", rescore_precision, kept.get(precision, (None,)))
 
 
-def _checked_metadata(metadata: Any) -> dict[str, str]:
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     found = {} if metadata is None else metadata
     if not isinstance(found, Mapping) or not all(isinstance(text, str) for pair in found.items() for text in pair):
         raise TypeError(f"metadata is {metadata!r:.80}, expected texts by name")
@@ -395,7 +395,7 @@ def _checked_metadata(metadata: Any) -> dict[str, str]:
 
 
 def _row_blocks(
-    embeddings: Any, ids: Any, texts: Any, start: int = 0
+    embeddings: ArrayLike, ids: Iterable[int] | None, texts: Iterable[str] | None, start: int = 0
 ) -> Iterator[tuple[np.ndarray, np.ndarray, list[bytes]]]:
     """Yield rows, float32 (rows, dim), with as many ids and encoded texts."""
     for name, given in (("ids", ids), ("texts", texts)):
@@ -419,7 +419,7 @@ def _row_blocks(
         raise ValueError("embeddings holds no rows, expected one or more")
 
 
-def _id(place: int, value: Any) -> int:
+def _id(place: int, value: object) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer):
         raise TypeError(f"ids[{place}] is {value!r:.80}, expected an integer")
     if not -(1 << 63) <= value < 1 << 63:

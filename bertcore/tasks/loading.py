@@ -18,14 +18,14 @@ from bertcore.models.auto import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
 )
-from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.with_heads import head_specs
 from bertcore.tasks.cross_encoder import CrossEncoder
 from bertcore.tasks.folder import opened_folder, read_routes
 from bertcore.tasks.multi_vector import MultiVectorEncoder
-from bertcore.tasks.multi_vector.modules import is_late, read_late_settings
+from bertcore.tasks.multi_vector.modules import LateSettings, is_late, read_late_settings
 from bertcore.tasks.sentence_encoder import SentenceEncoder
-from bertcore.tasks.sentence_encoder.modules import read_settings
+from bertcore.tasks.sentence_encoder.modules import Settings, read_settings
 from bertcore.tasks.sparse_encoder import SparseEncoder
 from bertcore.tasks.sparse_modules import IDF_NAME
 
@@ -53,7 +53,7 @@ def kind_of(folder: str | os.PathLike[str]) -> str:
     return "classifier" if str(architectures[0]).endswith("ForSequenceClassification") else "dense"
 
 
-def read_encoder_settings(folder: Any) -> Any:
+def read_encoder_settings(folder: Path) -> LateSettings | Settings:
     """Return the settings of an encoder of single texts: a LateSettings or the Settings of a sentence encoder."""
     return read_late_settings(folder) if is_late(opened_folder(folder, "model")) else read_settings(folder)
 
@@ -89,7 +89,7 @@ def models_of(source: Path | None, dtype: str | None) -> tuple[Any, Any]:
         return encoder, None if kind is AutoModel else _with_head(kind, folder, encoder)
 
 
-def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
+def _with_head(kind: type, folder: Path, encoder: Any) -> Model:
     """Return the model with its own head if that takes token labels, else with a classifier."""
     if kind in (AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForTokenClassification):
         return kind.from_pretrained(folder, dtype=encoder.dtype)
@@ -99,7 +99,7 @@ def _with_head(kind: type, folder: Path, encoder: Any) -> Any:
     return AutoModelForSequenceClassification.from_config(encoder.config, dtype=encoder.dtype, **classes)
 
 
-def warm_up(model: Any, *, gradients: bool = False) -> None:
+def warm_up(model: Model, *, gradients: bool = False) -> None:
     """Run `model` on batches that reach every kernel of its forward pass, and with `gradients` of its backward pass."""
     longest = min(model.spec.longest_sequence or LONGEST, LONGEST)
     ragged = np.arange(longest) < np.array([[longest], [1], [longest // 2]])

@@ -50,7 +50,7 @@ class Cutting:
     """The treatment of texts that are too long."""
 
     # "warn" cuts them and warns once, True cuts them, "error" rejects them, "chunk" reads all in windows
-    truncation: Any = "warn"
+    truncation: bool | str = "warn"
     max_length: int | None = None  # number of tokens of a window, including special tokens; None for no limit
     stride: int | None = None  # number of tokens that neighbouring windows share; None for a quarter of a window
     most_shared: int | None = None  # upper limit of the default stride; None for no limit
@@ -157,13 +157,14 @@ def _stride(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> int | None:
 
 
 def _encoded(
-    tokenizer: Any, inputs: Sequence[tuple[str, ...]], strategy: str | None, max_length: int | None, stride: int | None
-) -> list[list]:
+    tokenizer: Tokenizer, inputs: Sequence[tuple[str, ...]], strategy: str | None, max_length: int | None,
+    stride: int | None,
+) -> list[list]:  # fmt: skip
     """Return the encodings of each input: its truncated tokens, then the overflowing ones."""
     columns = [list(column) for column in zip(*inputs, strict=True)]
     cuts = strategy is not None
-    options = {"truncation": strategy or False, "stride": stride or 0, "return_overflowing_tokens": cuts}
-    encoded = tokenizer(*columns, max_length=max_length, **options)
+    options: dict[str, Any] = {"truncation": strategy or False, "stride": stride or 0}
+    encoded = tokenizer(*columns, max_length=max_length, return_overflowing_tokens=cuts, **options)
     rows: list[list] = [[] for _ in inputs]
     samples = encoded["overflow_to_sample_mapping"] if cuts else range(len(inputs))
     for sample, encoding in zip(samples, encoded.encodings, strict=True):

@@ -6,7 +6,7 @@ import itertools
 import statistics
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,13 +16,13 @@ import ml_dtypes
 import numpy as np
 
 from bertcore import checkpoint, kernels
-from bertcore.arguments import INT8
-from bertcore.checkpoint import INPUT_SCALE, SCALE, CheckpointError
+from bertcore.arguments import INT8, Result
+from bertcore.checkpoint import INPUT_SCALE, SCALE, Checkpoint, CheckpointError
 from bertcore.checkpoint.files import CONFIG_NAME, naming, temporary_beside
 from bertcore.checkpoint.parameters import find_parameters
 from bertcore.models.architectures import models_of
 from bertcore.models.auto import AutoModelForMaskedLM
-from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.models.registry import family_of
 from bertcore.models.rounding import observed_inputs, rounded_weight
 from bertcore.models.with_heads import head_specs
@@ -77,7 +77,7 @@ def quantize(
     return sum(opened[name].nbytes for name in opened), sum(array.nbytes for array in tensors.values())
 
 
-def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
+def _calibrated(source: Path, opened: Checkpoint, texts: Iterable[str], name: str) -> dict[str, dict[str, Any]]:
     """Return the calibrated tensors of the encoder's weights, by the old name."""
     encoder = ENCODERS["late" if is_late(source) else "dense"](source, dtype="float32")
     model, found, count = encoder.model, {}, 0
@@ -109,8 +109,9 @@ def _calibrated(source: Path, opened: Any, texts: Iterable[str], name: str) -> d
 
 
 def converted(
-    opened: Any, config: dict[str, Any], dtype: str, calibrated: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
-) -> tuple[dict[str, Any], list[str]]:
+    opened: Checkpoint, config: dict[str, Any], dtype: str,
+    calibrated: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
     """Return the new tensors under their old names, and the matrices of unknown heads, which are unchanged.
 
     `calibrated` holds tensors that have already been computed, by their old names.
@@ -139,14 +140,14 @@ def converted(
     return tensors, others
 
 
-def _named(name: str, function: Any, array: Any) -> Any:
+def _named(name: str, function: Callable[[Any], Result], array: object) -> Result:
     try:
         return function(array)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _uses(opened: Any, config: dict[str, Any]) -> tuple[dict[str, set[str]], dict[str, Any], set[str]]:
+def _uses(opened: Checkpoint, config: dict[str, Any]) -> tuple[dict[str, set[str]], dict[str, Any], set[str]]:
     """Return the uses of each tensor ("weight", "table", "vector"), its layout, and the copies of tied tensors."""
     uses: dict[str, set[str]] = {}
     layouts: dict[str, Any] = {}
@@ -249,14 +250,14 @@ class Comparison:
     word_agreement: float | None
 
 
-def compare_precision(folder: Any, texts: list[str], dtypes: list[str]) -> tuple[float, list[Comparison]]:
+def compare_precision(folder: Path, texts: list[str], dtypes: list[str]) -> tuple[float, list[Comparison]]:
     """Return the size of a model in float32, in megabytes, and its comparison with each of `dtypes` on the texts."""
     exact = SentenceEncoder(folder, dtype="float32")
     found = [_comparison(folder, exact, dtype, texts) for dtype in dtypes]
     return _megabytes(exact.model), found
 
 
-def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Comparison:
+def _comparison(folder: Path, exact: SentenceEncoder, dtype: str, texts: list[str]) -> Comparison:
     low = SentenceEncoder(folder, dtype=dtype)
     speed, expected, found = _embed_in_turns(exact, low, texts)
     cosines = pairwise_cos_sim(expected, found)
@@ -275,11 +276,11 @@ def _comparison(folder: Any, exact: Any, dtype: str, texts: list[str]) -> Compar
     )
 
 
-def _megabytes(model: Any) -> float:
+def _megabytes(model: Model) -> float:
     return sum(array.nbytes for parameter in model.parameters() for _, array in parameter.tensors()) / 1e6
 
 
-def _embed_in_turns(exact: Any, low: Any, texts: list[str]) -> tuple[float, Any, Any]:
+def _embed_in_turns(exact: SentenceEncoder, low: SentenceEncoder, texts: list[str]) -> tuple[float, Any, Any]:
     """Return the speed of `low` in multiples of the speed of `exact`, and the embeddings of both in float64."""
     for encoder in (exact, low):
         encoder.encode(texts[:GROUP], show_progress_bar=False)  # preparation and compilation are not timed
@@ -299,7 +300,7 @@ def _grouped(texts: list[str]) -> Iterator[list[str]]:
     return (texts[first : first + GROUP] for first in range(0, len(texts), GROUP))
 
 
-def _nearest(embeddings: Any) -> Any:
+def _nearest(embeddings: np.ndarray) -> np.ndarray:
     """Return the index of the nearest other row (by cosine) to each row."""
     found = semantic_search(embeddings, embeddings, top_k=2)  # one of the two may be the row itself
     return np.array(
@@ -307,11 +308,11 @@ def _nearest(embeddings: Any) -> Any:
     )
 
 
-def _ids(encoder: Any, texts: list[str]) -> list[Any]:
+def _ids(encoder: SentenceEncoder, texts: list[str]) -> list[Any]:
     return [ids for ids, _ in encoder.token_rows(texts)]
 
 
-def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
+def _hidden_error(exact: SentenceEncoder, low: SentenceEncoder, texts: list[str]) -> float:
     difference = length = 0.0
     for group in _grouped(texts):
         ids = _ids(exact, group)
@@ -323,7 +324,7 @@ def _hidden_error(exact: Any, low: Any, texts: list[str]) -> float:
     return float(np.sqrt(difference / length)) if length else 0.0
 
 
-def _word_agreement(exact: Any, dtype: str, texts: list[str]) -> float | None:
+def _word_agreement(exact: SentenceEncoder, dtype: str, texts: list[str]) -> float | None:
     model_folder = exact.settings.model_folder
     if "masked_lm" not in head_specs(exact.model.config):
         return None

@@ -116,7 +116,7 @@ class Codes:
         return codes, scale, queries @ self.middle[:, None]
 
 
-def _steps(embeddings: np.ndarray, ranges: Any, calibration: Any) -> tuple[np.ndarray, np.ndarray]:
+def _steps(embeddings: np.ndarray, ranges: Any, calibration: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the minimum and the step of each dimension, float32."""
     width = embeddings.shape[-1]
     if ranges is None:

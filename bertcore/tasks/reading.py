@@ -162,7 +162,7 @@ def by_route(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method with a keyword `task`: with a Router, the reader of the task's route runs it."""
 
     @functools.wraps(method)
-    def call(self: Any, *args: Any, **given: Any) -> Any:
+    def call(self: "PromptedReader", *args: Any, **given: Any) -> Any:
         return method(self if self.routes is None else self.routed(given.get("task")), *args, **given)
 
     return call
@@ -182,6 +182,8 @@ class PromptedReader(TextReader, Encoder):
     _dropped: int | None = None  # id of a token that is left out
     encode: Callable[..., Any]
     encode_stream: Callable[..., Iterator[Any]]
+    similarity: Callable[..., Any]
+    similarity_pairwise: Callable[..., Any]
 
     SUPPORTED_SIMILARITY_FN_NAMES: ClassVar[tuple[str, ...]] = tuple(SIMILARITIES)
 
@@ -259,8 +261,9 @@ class PromptedReader(TextReader, Encoder):
 
     @older_names(sentences="inputs")
     def encode_query(
-        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
-    ) -> Any:
+        self, inputs: str | Iterable[str], prompt_name: str | None = None, prompt: str | None = None, *more: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
         """Encode with the model's query prompt ("query"), if it has one; `prompt` and `prompt_name` override it.
 
         `more` and `options` are those of `encode`.
@@ -269,8 +272,9 @@ class PromptedReader(TextReader, Encoder):
 
     @older_names(sentences="inputs")
     def encode_document(
-        self, inputs: Any, prompt_name: str | None = None, prompt: str | None = None, *more: Any, **options: Any
-    ) -> Any:
+        self, inputs: str | Iterable[str], prompt_name: str | None = None, prompt: str | None = None, *more: Any,
+        **options: Any,
+    ) -> Any:  # fmt: skip
         """Encode with the model's document prompt ("document", "passage" or "corpus"), if it has one.
 
         `prompt` and `prompt_name` override it; `more` and `options` are those of `encode`.
@@ -311,7 +315,7 @@ class PromptedReader(TextReader, Encoder):
         """Return the tokenizer's input: prompt and text, in lower case if the model asks for it."""
         return lower_cased(prompt + text) if self.settings.do_lower_case else prompt + text
 
-    def _text(self, text: Any, prompt: str) -> Text:
+    def _text(self, text: str, prompt: str) -> Text:
         return Text(self.prepared(text, prompt))
 
     @by_route

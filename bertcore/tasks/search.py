@@ -1,8 +1,10 @@
 """Nearest embeddings: search, similar pairs and communities, computed in blocks to bound memory."""
 
+from __future__ import annotations
+
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +15,11 @@ from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.quantization import PRECISIONS, Codes
 from bertcore.tasks.similarity import cos_sim, dot_score, floating, normalized
 from bertcore.tasks.texts import progress_bar
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array, sparray, spmatrix
+
+    from bertcore.tasks.reading import PromptedReader
 
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -128,7 +135,7 @@ def semantic_search(
     return [[{"corpus_id": index, "score": score} for index, score in pairs] for pairs in found]
 
 
-def _codes_of(corpus: Any, precision: str, dimension: int, ranges: Any) -> tuple[np.ndarray, Codes]:
+def _codes_of(corpus: ArrayLike, precision: str, dimension: int, ranges: np.ndarray | None) -> tuple[np.ndarray, Codes]:
     """Return codes of sentence-transformers' forms as int8, or as uint8 for bits."""
     given, is_bits = check_numbers("corpus_embeddings", corpus), precision in ("binary", "ubinary")
     dtype, width = np.dtype("int8" if precision in ("int8", "binary") else "uint8"), -(-dimension // 8)
@@ -203,7 +210,7 @@ class SparseIndex:
     `documents` is a sparse matrix of SciPy in any format, and `shape` is its shape, (documents, tokens).
     """
 
-    def __init__(self, documents: Any):
+    def __init__(self, documents: sparray | spmatrix):
         documents = as_float32("documents", sparse_table("documents", documents)).copy()
         documents.sum_duplicates()
         self.shape, offsets, rows, weights, total = documents.shape, [], [], [], 0
@@ -218,7 +225,7 @@ class SparseIndex:
             np.concatenate([np.zeros(0, kind), *parts]) for kind, parts in ((np.int32, rows), (np.float32, weights))
         )
 
-    def scores(self, queries: Any) -> np.ndarray:
+    def scores(self, queries: sparray | spmatrix) -> np.ndarray:
         """Return the dot products (queries, documents), float32, of a sparse matrix (queries, tokens) of SciPy."""
         queries = sparse_table("queries", queries)
         if queries.shape[1] != self.shape[1]:
@@ -234,7 +241,7 @@ class SparseIndex:
             compiled(*given, *postings, self.shape[1], scores)
         return scores
 
-    def search(self, queries: Any, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, queries: sparray | spmatrix, top_k: int = 10) -> tuple[np.ndarray, np.ndarray]:
         """Return the scores and the indices of the best documents for each query, (queries, top_k), best first."""
         scores = self.scores(queries)
         best = BestRows(len(scores), check_count("top_k", top_k))
@@ -263,12 +270,12 @@ def sparse_scores(
                 scores[query, rows[part]] += value * weights[part]
 
 
-def is_sparse(embeddings: Any) -> bool:
+def is_sparse(embeddings: object) -> bool:
     """Return whether embeddings are a sparse matrix of SciPy or a sparse tensor of PyTorch."""
     return hasattr(embeddings, "tocsr") or bool(getattr(embeddings, "is_sparse", False))
 
 
-def sparse_table(name: str, embeddings: Any) -> Any:
+def sparse_table(name: str, embeddings: Any) -> csr_array:
     """Return embeddings, one row or a table, sparse or dense, as a sparse matrix of finite numbers."""
     from bertcore.tasks.sparse_modules import as_table
 
@@ -281,7 +288,7 @@ def sparse_table(name: str, embeddings: Any) -> Any:
 
 
 def _best_sparse(
-    queries: Any, corpus: Any, top_k: int, score_function: Score, chunk: int
+    queries: csr_array, corpus: csr_array, top_k: int, score_function: Score, chunk: int
 ) -> Iterator[list[tuple[int, float]]]:
     """Yield (index, score) of the best rows of a sparse corpus for each query, some queries at a time."""
     if score_function not in (cos_sim, dot_score):
@@ -295,12 +302,12 @@ def _best_sparse(
             yield list(zip(places, found, strict=True))
 
 
-def _of_length_1(table: Any) -> Any:
+def _of_length_1(table: csr_array) -> csr_array:
     lengths = np.sqrt(table.multiply(table).sum(axis=1)).clip(1e-12)
     return required("scipy.sparse").csr_array(table.multiply(1 / lengths[:, None]))
 
 
-def checked_scores(name: str, scores: Any, expected: tuple[int, int]) -> np.ndarray:
+def checked_scores(name: str, scores: ArrayLike, expected: tuple[int, int]) -> np.ndarray:
     """Return what a function of scores returned, as an array. Raises ValueError for another shape than (rows, rows)."""
     scores = np.asarray(scores)
     if scores.shape != expected:
@@ -311,7 +318,7 @@ def checked_scores(name: str, scores: Any, expected: tuple[int, int]) -> np.ndar
 MINING = ("top_k", "max_pairs", "score_function", "query_chunk_size", "corpus_chunk_size")
 
 
-def paraphrase_mining(model: Any, sentences: Sequence[str], **options: Any) -> list[list[Any]]:
+def paraphrase_mining(model: PromptedReader, sentences: Sequence[str], **options: Any) -> list[list[Any]]:
     """Find the most similar pairs of sentences.
 
     `model` is a SentenceEncoder; `options` as for `paraphrase_mining_embeddings` and for the model's `encode`.

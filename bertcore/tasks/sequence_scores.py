@@ -1,6 +1,6 @@
 """Scores of texts and pairs of texts by a sequence classifier, and functions of scores."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
@@ -141,7 +141,9 @@ def published_function(problem_type: str | None, num_labels: int) -> str:
     return "sigmoid" if problem_type == "multi_label_classification" or num_labels == 1 else "softmax"
 
 
-def best_labels(scores: np.ndarray, names: Any, top_k: int | None = None) -> list[dict[str, Any]]:
+def best_labels(
+    scores: np.ndarray, names: Mapping[int, str] | Sequence[str], top_k: int | None = None
+) -> list[dict[str, Any]]:
     """Return {"label", "score"} of the classes, best first; `names` are by index."""
     order = np.argsort(-scores, kind="stable")[:top_k].tolist()
     return [{"label": names[index], "score": float(scores[index])} for index in order]

@@ -2,20 +2,22 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import as_float32, check_count, check_numbers
+from bertcore.kernels.arrays import Array, ArrayLike, NativeArray
 
+TokenVectors: TypeAlias = Array | Sequence[Array]  # (tokens, dim) of one text or several, or (texts, tokens, dim)
 BLOCK = 1 << 22  # differences computed at once
 
 
-def normalized(rows: Any) -> Any:
+def normalized(rows: NativeArray) -> NativeArray:
     """Return rows (texts, dim) scaled to length 1; a row of zeros stays unchanged."""
     lengths = (rows * rows).sum(axis=-1, keepdims=True) ** 0.5
     return rows / np.maximum(lengths, 1e-12)  # the floor of torch.nn.functional.normalize
@@ -136,7 +138,7 @@ AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
 
 
 @_like_given
-def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
+def maxsim(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> np.ndarray:
     """Return the late-interaction scores (n, m) of queries and documents, float32.
 
     A score is the sum over the query's vectors of the highest dot product with a vector of the document. The active
@@ -160,7 +162,7 @@ def maxsim(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
 
 
 @_like_given
-def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
+def maxsim_pairwise(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> np.ndarray:
     """Return the late-interaction scores (n,) of the query and the document at the same index; as `maxsim`."""
     queries, documents = token_vectors("a", a), token_vectors("b", b)
     if len(queries) != len(documents):
@@ -170,7 +172,7 @@ def maxsim_pairwise(a: Any, b: Any, *, length_normalize: bool = False) -> Any:
     return np.array(found, np.float32) / np.array(counts, np.float32)
 
 
-def token_vectors(name: str, embeddings: Any) -> list[np.ndarray]:
+def token_vectors(name: str, embeddings: TokenVectors) -> list[np.ndarray]:
     """Return the vectors of texts as a list of float32 (tokens, dim)."""
     if not isinstance(embeddings, list | tuple):
         array = check_numbers(name, embeddings)
@@ -231,7 +233,7 @@ class SimilarityFunction(StrEnum):
     MEAN_MAXSIM = "meanmaxsim"
 
 
-def _pairs(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
+def _pairs(first: ArrayLike, second: ArrayLike, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
     """Return both as floating-point tables of the same shape."""
     first, second = _tables(first, second, names)
     if first.shape != second.shape:
@@ -239,7 +241,7 @@ def _pairs(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tupl
     return first, second
 
 
-def _tables(first: Any, second: Any, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
+def _tables(first: ArrayLike, second: ArrayLike, names: tuple[str, str] = ("a", "b")) -> tuple[np.ndarray, np.ndarray]:
     """Return both as floating-point tables of the same width; `names` are those of the arguments."""
     first, second = check_numbers(names[0], first), check_numbers(names[1], second)
     if not {first.ndim, second.ndim} <= {1, 2} or first.shape[-1] != second.shape[-1]:

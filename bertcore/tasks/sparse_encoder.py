@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack
 
 import numpy as np
 
@@ -55,7 +55,10 @@ from bertcore.tasks.sparse_modules import (
 from bertcore.tasks.texts import checked_texts, listed_texts, progress_bar
 
 if TYPE_CHECKING:
+    import torch
     from scipy.sparse import csr_array
+
+    SparseRows: TypeAlias = csr_array | torch.Tensor | list[SparseRow]
 
 
 class TextOptions(ReadingOptions, total=False):
@@ -277,7 +280,7 @@ class SparseEncoder(PromptedReader):
 
         return rows()
 
-    def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
+    def decode(self, embeddings: SparseRow | csr_array | torch.Tensor, top_k: int | None = None) -> list[Any]:
         """Return the vocabulary tokens of embeddings with their weights, greatest first.
 
         Args:
@@ -306,7 +309,7 @@ class SparseEncoder(PromptedReader):
         parts = (slice(*ends) for ends in pairwise(table.indptr))
         return [self.decode(SparseRow(table.indices[part], table.data[part]), top_k) for part in parts]
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+    def similarity(self, embeddings1: SparseRows, embeddings2: SparseRows) -> np.ndarray:
         """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
 
         The matrices are as returned by `encode`: SciPy matrices, PyTorch tensors (the result is then a tensor) or lists
@@ -318,7 +321,7 @@ class SparseEncoder(PromptedReader):
         of_all = SIMILARITIES[self.similarity_fn_name].of_all
         return like(embeddings1, of_all(left.toarray(), right.toarray()))
 
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+    def similarity_pairwise(self, embeddings1: SparseRows, embeddings2: SparseRows) -> np.ndarray:
         """Return the similarity (n,) of the rows at the same index."""
         left, right = (as_table(each, self.embedding_dimension) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "dot":
@@ -327,7 +330,7 @@ class SparseEncoder(PromptedReader):
         return like(embeddings1, of_pairs(left.toarray(), right.toarray()))
 
     @staticmethod
-    def intersection(embeddings_1: Any, embeddings_2: Any) -> Any:
+    def intersection(embeddings_1: csr_array | torch.Tensor, embeddings_2: csr_array | torch.Tensor) -> Any:
         """Return the products of the weights that two embeddings share, for a row or for each row of a matrix."""
         first = as_table(embeddings_1)
         found = first.multiply(as_table(embeddings_2, first.shape[1])).tocsr()
@@ -335,7 +338,7 @@ class SparseEncoder(PromptedReader):
         return as_tensor(found, True) if hasattr(embeddings_1, "is_sparse") else found
 
     @staticmethod
-    def sparsity(embeddings: Any) -> dict[str, float]:
+    def sparsity(embeddings: SparseRows) -> dict[str, float]:
         """Return the mean number of non-zero weights, "active_dims", and the share of zeros, "sparsity_ratio"."""
         table = as_table(embeddings)
         if not all(table.shape):

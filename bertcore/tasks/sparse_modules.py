@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -41,7 +41,10 @@ from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tokenization.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    import torch
     from scipy.sparse import coo_array, csr_array
+
+    from bertcore.kernels.arrays import Array, NativeArray
 
 STRATEGIES, ACTIVATIONS = ("max", "sum"), ("relu", "log1p_relu")
 TRANSFORMERS = ("Transformer", "MLMTransformer")
@@ -87,7 +90,7 @@ class SparseSettings:
         return {"pooling_strategy": self.strategy, "activation_function": self.activation}
 
 
-def read_sparse_settings(folder: Any, modules: list[Module] | None = None) -> SparseSettings:
+def read_sparse_settings(folder: Path, modules: list[Module] | None = None) -> SparseSettings:
     """Read the settings of a sparse encoder's folder, or of one of its routes, which has these `modules`.
 
     A plain masked language model uses SPLADE's "max", a sentence encoder gets a new SparseAutoEncoder.
@@ -311,7 +314,7 @@ class LearnedWeights:
         special = (getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "eos", "pad", "unk"))
         self.special = [token for token in special if token is not None]
 
-    def rows(self, batch: list[np.ndarray], hidden: Any, offsets: np.ndarray, words: int) -> Iterator[np.ndarray]:
+    def rows(self, batch: list[np.ndarray], hidden: Array, offsets: np.ndarray, words: int) -> Iterator[np.ndarray]:
         """Yield the weights of the vocabulary, (words,), for each packed text."""
         scores = np.maximum(kernels.to_host(hidden).astype(np.float32) @ self.weight + self.bias, 0)
         for ids, first in zip(batch, offsets.tolist(), strict=False):
@@ -394,7 +397,7 @@ GROUP_TOKENS = 128  # tokens whose logits are in memory at once: 16 MB with BERT
 
 
 def pooled_words(
-    head: Callable[[Any], Any], hidden: Any, cu_seqlens: np.ndarray, settings: SparseSettings
+    head: Callable[[Any], Any], hidden: NativeArray, cu_seqlens: np.ndarray, settings: SparseSettings
 ) -> Iterator[np.ndarray]:
     """Yield the weights of the vocabulary, (vocabulary,) float32 or float64 in host memory, for each packed text.
 
@@ -418,7 +421,7 @@ def pooled_words(
         first = last
 
 
-def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
+def _weights(pieces: Iterable[NativeArray], settings: SparseSettings) -> np.ndarray:
     """Return the weights of one text from its logits (tokens, vocabulary) in pieces."""
     is_max = settings.strategy == "max"  # of the logits, since the activation is monotonic
     parts = (each.max(axis=0) if is_max else activated(each, settings.activation).sum(axis=0) for each in pieces)
@@ -426,14 +429,14 @@ def _weights(pieces: Any, settings: SparseSettings) -> np.ndarray:
     return kernels.to_host(activated(total, settings.activation) if is_max else total)
 
 
-def activated(logits: Any, activation: str) -> Any:
+def activated(logits: NativeArray, activation: str) -> NativeArray:
     """Return log(1 + relu(logits)), for "log1p_relu" the logarithm of 1 plus that."""
     xp = kernels.array_module(logits)
     weights = xp.log1p(xp.maximum(logits, 0))
     return xp.log1p(weights) if activation == "log1p_relu" else weights
 
 
-def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
+def as_tensor(embeddings: csr_array, is_sparse: bool) -> torch.Tensor:
     """Convert a sparse array to a PyTorch tensor: sparse (COO), or dense."""
     torch = required("torch")
     if not is_sparse:
@@ -443,6 +446,6 @@ def as_tensor(embeddings: csr_array, is_sparse: bool) -> Any:
     return torch.sparse_coo_tensor(places, torch.from_numpy(found.data), found.shape).coalesce()
 
 
-def like(given: Any, found: np.ndarray) -> Any:
+def like(given: object, found: np.ndarray) -> Any:
     """Return an array as a tensor of PyTorch if `given` is one."""
     return importlib.import_module("torch").from_numpy(found) if hasattr(given, "is_sparse") else found

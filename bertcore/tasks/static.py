@@ -27,6 +27,7 @@ from bertcore.checkpoint.files import (
 from bertcore.checkpoint.safetensors_file import write_safetensors
 from bertcore.checkpoint.weights import WEIGHTS_NAME
 from bertcore.kernels import checks
+from bertcore.kernels.arrays import ArrayLike
 from bertcore.tasks.folder import MODELS, MODULES_NAME, module_entries
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sentence_encoder.modules import pool, unknown_id
@@ -124,7 +125,9 @@ class StaticModelPipeline(Described):
         TypeError: for a value of another type.
     """
 
-    def __init__(self, model: SentenceEncoder, layers: Sequence[Any], activation: str, classes: Any = None):
+    def __init__(
+        self, model: SentenceEncoder, layers: Sequence[Any], activation: str, classes: ArrayLike | None = None
+    ):
         checks.choice("activation", activation, ACTIVATIONS)
         if not isinstance(model, SentenceEncoder):
             raise TypeError(f"model is {type(model).__name__}, expected a SentenceEncoder")
@@ -198,7 +201,7 @@ class StaticModelPipeline(Described):
             activation = "softmax"
         return cls(model, layers, activation, classes)
 
-    def predict(self, texts: Any, *, threshold: float = 0.5, **options: Any) -> np.ndarray:
+    def predict(self, texts: str | Iterable[str], *, threshold: float = 0.5, **options: Any) -> np.ndarray:
         """Return the class of each text, or its classes above `threshold`, or its numbers (texts, outputs).
 
         `options` are those of `SentenceEncoder.encode`.
@@ -211,7 +214,7 @@ class StaticModelPipeline(Described):
         scores = self._scores(texts, options)
         return scores if self.classes_ is None else self.classes_[scores.argmax(axis=1)]
 
-    def predict_proba(self, texts: Any, **options: Any) -> np.ndarray:
+    def predict_proba(self, texts: str | Iterable[str], **options: Any) -> np.ndarray:
         """Return the probability of each class, (texts, classes). Raises ValueError for a regression."""
         if self.classes_ is None:
             raise ValueError("activation is 'identity', expected 'softmax' or 'sigmoid' for probabilities")
@@ -235,7 +238,7 @@ class StaticModelPipeline(Described):
         count = len(self.layers[-1][1]) if self.layers else self.model.embedding_dimension
         return [f"LABEL_{number}" for number in range(count)]
 
-    def _scores(self, texts: Any, options: Mapping[str, Any]) -> np.ndarray:
+    def _scores(self, texts: str | Iterable[str], options: Mapping[str, Any]) -> np.ndarray:
         return self.logits(np.atleast_2d(self.model.encode(texts, **options)))
 
     def shares(self, logits: np.ndarray) -> np.ndarray:
@@ -271,7 +274,7 @@ class StaticModelPipeline(Described):
         _write(made_folder(folder), config, model.model.tensors(), tokenizer, {HEAD_NAME: parts})
 
 
-def _dimensions(pca_dims: Any) -> Any:
+def _dimensions(pca_dims: float | str | None) -> float | str | None:
     """Return the number of dimensions, a share of the variance, or "auto"; None for no analysis."""
     if pca_dims is None or pca_dims == "auto":
         return pca_dims

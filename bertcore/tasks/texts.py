@@ -92,7 +92,7 @@ def too_long(name: str, limit: str, reads_windows: bool = True) -> ValueError:
     return ValueError(f"{name} has more than the {limit} that are read, and truncation is 'error'{advice}")
 
 
-def sequence_length(wanted: int | None, published: int, positions: int | None, special: int, where: Any) -> int:
+def sequence_length(wanted: int | None, published: int, positions: int | None, special: int, where: object) -> int:
     """Return the length that texts are cut to: `wanted`, by default as published, at most the model's positions.
 
     Raises:
@@ -111,7 +111,7 @@ def sequence_length(wanted: int | None, published: int, positions: int | None, s
     return int(wanted)
 
 
-def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
+def checked_texts(texts: object, name: str = "texts") -> Iterator[str]:
     """Yield the texts one by one after checking that each is a string."""
     expected = "expected a list of strings" if isinstance(texts, str) else "expected a string or a list of strings"
     if isinstance(texts, str | bytes | Mapping | Set) or not isinstance(texts, Iterable):
@@ -128,12 +128,12 @@ def checked_texts(texts: Any, name: str = "texts") -> Iterator[str]:
     )
 
 
-def listed_texts(inputs: Any, name: str = "inputs") -> list[str]:
+def listed_texts(inputs: object, name: str = "inputs") -> list[str]:
     """Return the argument `inputs` of a call, one text or several, as a list of checked texts."""
     return [checked_text(name, inputs)] if isinstance(inputs, str) else list(checked_texts(inputs, name))
 
 
-def checked_text(name: str, text: Any, expected: str = "str") -> str:
+def checked_text(name: str, text: object, expected: str = "str") -> str:
     """Return the text. Raises TypeError if it is not a string, ValueError if it cannot be written as UTF-8."""
     if not isinstance(text, str):
         hint = ": decode it first" if isinstance(text, bytes) else ""
@@ -145,7 +145,7 @@ def checked_text(name: str, text: Any, expected: str = "str") -> str:
     return text
 
 
-def check_words(name: str, value: Any) -> None:
+def check_words(name: str, value: object) -> None:
     """Raise TypeError or ValueError for anything but a collection of strings."""
     for number, text in enumerate(check_strings(name, value)):
         checked_text(f"{name}[{number}]", text)

@@ -34,7 +34,7 @@ from bertcore.tasks.multi_vector.modules import (
 )
 from bertcore.tasks.reading import PromptedReader, ReadOptions
 from bertcore.tasks.search import ranking
-from bertcore.tasks.similarity import maxsim, maxsim_pairwise, normalized
+from bertcore.tasks.similarity import TokenVectors, maxsim, maxsim_pairwise, normalized
 from bertcore.tasks.texts import (
     BATCH_TOKENS,
     MOST_TOKENS,
@@ -54,7 +54,7 @@ class LateOptions(TypedDict, total=False):
 
     pool_factor: float
     protected_tokens: int
-    truncation: Any
+    truncation: bool | str
     batch_tokens: int
 
 
@@ -126,7 +126,7 @@ class MultiVectorEncoder(PromptedReader):
         if options.get("prompts") is None:
             self._prompts = Prompts(settings.prompts, self._prompts.default)
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        self.model: Any = AutoModel.from_pretrained(settings.model_folder, dtype=dtype, add_pooling_layer=False)
+        self.model: AutoModel = AutoModel.from_pretrained(settings.model_folder, dtype=dtype, add_pooling_layer=False)
         self._load_tokenizer(settings.model_folder, max_seq_length, settings.max_seq_length)
         self._keep_prefixes_whole()
         queries, documents = settings.query_length, settings.document_length
@@ -251,21 +251,11 @@ class MultiVectorEncoder(PromptedReader):
         return found[0] if isinstance(inputs, str) else found
 
     def encode_stream(
-        self,
-        inputs: Iterable[str],
-        *,
-        prompt: str | None = None,
-        prompt_name: str | None = None,
-        task: str | None = None,
-        normalize_embeddings: bool = False,
-        pool_factor: float = 1.0,
-        protected_tokens: int = 1,
-        batch_size: int | None = None,
-        device: str | None = None,
-        truncation: Any = "warn",
-        batch_tokens: int = BATCH_TOKENS,
-        show_progress_bar: bool | None = None,
-    ) -> Iterator[np.ndarray]:
+        self, inputs: Iterable[str], *, prompt: str | None = None, prompt_name: str | None = None,
+        task: str | None = None, normalize_embeddings: bool = False, pool_factor: float = 1.0,
+        protected_tokens: int = 1, batch_size: int | None = None, device: str | None = None,
+        truncation: bool | str = "warn", batch_tokens: int = BATCH_TOKENS, show_progress_bar: bool | None = None,
+    ) -> Iterator[np.ndarray]:  # fmt: skip
         """Return an iterator over the float32 (tokens, dim) vectors of texts, in their order; texts may be a stream.
 
         Memory is bounded by `batch_tokens`. The backend is the one that is active at this call. Arguments and errors
@@ -341,7 +331,7 @@ class MultiVectorEncoder(PromptedReader):
             scored &= np.isin(row, self.settings.keep_only_token_ids)
         return TokenRow(row, real, scored)
 
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
+    def similarity(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> np.ndarray:
         """Return the scores (n, m) of every query with every document, by `similarity_fn_name`.
 
         Both are lists of (tokens, dim), as `encode` returns them, a padded array (texts, tokens, dim), in which rows of
@@ -349,7 +339,7 @@ class MultiVectorEncoder(PromptedReader):
         """
         return maxsim(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
+    def similarity_pairwise(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> np.ndarray:
         """Return the scores (n,) of the query and the document at the same index; otherwise as `similarity`."""
         return maxsim_pairwise(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 

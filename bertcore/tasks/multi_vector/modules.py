@@ -17,7 +17,6 @@ from bertcore.arguments import check_count, check_number, required, warn_caller
 from bertcore.checkpoint import CheckpointError, open_checkpoint, read_config
 from bertcore.checkpoint.files import CONFIG_NAME, read_json_object
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import Array
 from bertcore.models.model import NewlyInitialisedWarning
 from bertcore.nn import functional
 from bertcore.nn.parameter import Block
@@ -62,7 +61,7 @@ class Expansion:
     token: str | None = None  # the filling token; None for the mask token
 
 
-def checked_expansion(value: Any) -> Expansion | None:
+def checked_expansion(value: Expansion | Mapping[str, Any] | bool | None) -> Expansion | None:
     """Return an expansion from a mapping of its fields; None for None and False.
 
     Raises TypeError for anything else, ValueError for a wrong field.
@@ -135,7 +134,7 @@ def _is_stanford(folder: Path) -> bool:
     return STANFORD in SavedSettings(folder / CONFIG_NAME, read_config(folder)).texts("architectures")
 
 
-def read_late_settings(folder: Any) -> LateSettings:
+def read_late_settings(folder: Path) -> LateSettings:
     """Read the settings of a folder. A model without token vectors of its own gets a new projection.
 
     Raises CheckpointError for an invalid file or an unsupported module.
@@ -340,7 +339,7 @@ class TokenRow:
 
 
 def pool_tokens(
-    vectors: Array, pool_factor: float, *, protected_tokens: int = 1, normalize_embeddings: bool = True
+    vectors: np.ndarray, pool_factor: float, *, protected_tokens: int = 1, normalize_embeddings: bool = True
 ) -> np.ndarray:
     """Reduce a text's vectors to the means of clusters, by Ward's method on cosine distances.
 

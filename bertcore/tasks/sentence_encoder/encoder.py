@@ -150,7 +150,7 @@ class SentenceEncoder(PromptedReader):
         of_maps = "float64" if self.model.dtype == "float64" else "float32"
         self._maps, self._width = read_maps(settings.maps, width, of_maps)
 
-    def _load_model(self, dtype: str | None) -> Any:
+    def _load_model(self, dtype: str | None) -> AutoModel | StaticModel:
         folder = self.settings.model_folder
         if not self.settings.is_static:
             return AutoModel.from_pretrained(folder, dtype=dtype, task=self.task, add_pooling_layer=False)

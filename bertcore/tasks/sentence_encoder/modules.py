@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from bertcore.checkpoint.files import (
     replacing,
     write_json,
 )
-from bertcore.kernels.arrays import Array
+from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.kernels.pooling import MODES as POOLING
 from bertcore.kernels.pooling import POOLING as POOL
 from bertcore.nn.layers import LayerNorm, Linear
@@ -47,6 +47,9 @@ from bertcore.tasks.folder import (
 from bertcore.tasks.sequence_scores import unchanged
 from bertcore.tasks.similarity import SIMILARITIES, normalized
 from bertcore.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from bertcore.models.model import Model
 
 # PyTorch's class, by the last part of its name -> the name that `kernels.linear` knows.
 ACTIVATIONS = {"Identity": None, "GELU": "gelu", "ReLU": "relu", "SiLU": "silu", "Tanh": "tanh"}
@@ -154,7 +157,7 @@ MAPS: dict[str, Callable[[Path, int, str], tuple[Map, int]]] = {
 __all__ = ["POOLING", "pool"]
 
 
-def pool(hidden: Any, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int = 0) -> Any:
+def pool(hidden: NativeArray, cu_seqlens: np.ndarray, modes: Sequence[str], skipped: int = 0) -> NativeArray:
     """Return the pooled vectors of packed texts, several modes side by side; zeros for a text without tokens.
 
     Args:
@@ -303,7 +306,7 @@ class Settings:
     truncate_dim: int | None = None  # number of first dimensions that are kept; None for all
 
 
-def read_settings(folder: Any, modules: list[Module] | None = None) -> Settings:
+def read_settings(folder: str | os.PathLike[str], modules: list[Module] | None = None) -> Settings:
     """Read the settings of a sentence encoder's folder, or of one of its routes, which has these `modules`.
 
     A folder without modules.json is a plain model: mean pooling and no normalisation, as in sentence-transformers. By
@@ -377,17 +380,10 @@ def _read_pooling(file: Path) -> dict[str, Any]:
 
 
 def save_sentence_encoder(
-    folder: str | os.PathLike[str],
-    model: Any,
-    tokenizer: Tokenizer,
-    *,
-    pooling: str | Sequence[str] = "mean",
-    normalize: bool = False,
-    max_seq_length: int | None = None,
-    do_lower_case: bool = False,
-    prompts: Mapping[str, str] | None = None,
-    default_prompt_name: str | None = None,
-) -> None:
+    folder: str | os.PathLike[str], model: "Model", tokenizer: Tokenizer, *, pooling: str | Sequence[str] = "mean",
+    normalize: bool = False, max_seq_length: int | None = None, do_lower_case: bool = False,
+    prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
+) -> None:  # fmt: skip
     """Write a model, its tokenizer, and the settings of a sentence encoder (modules.json, 1_Pooling/config.json, ...).
 
     Args:
