@@ -278,14 +278,9 @@ class TranslationEvaluator(Evaluator):
     table = "translation_evaluation{}_results.csv"
 
     def __init__(
-        self,
-        source_sentences: Sequence[str],
-        target_sentences: Sequence[str],
-        *,
-        batch_size: int = 16,
-        print_wrong_matches: bool = False,
-        **options: Any,
-    ):
+        self, source_sentences: Sequence[str], target_sentences: Sequence[str], *, batch_size: int = 16,
+        print_wrong_matches: bool = False, **options: Any,
+    ):  # fmt: skip
         super().__init__(batch_size=batch_size, **options)
         columns = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.source_sentences, self.target_sentences = columns
