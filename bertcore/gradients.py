@@ -3,19 +3,26 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.kernels.arrays import NativeArray, is_bfloat16
-from bertcore.nn.parameter import Parameter
+from bertcore.nn.parameter import Block, Parameter
 from bertcore.tape import Tape, Variable, current_tape, value_of, within
 
 _factor: ContextVar[Any] = ContextVar("bertcore_gradient_factor", default=None)
 
 Loss = Callable[[Any], tuple[Any, Mapping[str, Any]]]
 NO_GRADIENT = ("mems", "attention_components")
+Output = TypeVar("Output")
+
+
+class HasParameters(Protocol):
+    """A model, or parameters that are trained together."""
+
+    def parameters(self) -> Iterator[Parameter]: ...
 
 
 class Gradients(dict[str, Any]):
@@ -99,7 +106,7 @@ def _multiplied(gradient: NativeArray) -> NativeArray:
     return gradient if factor is None else _scaled(gradient, factor)
 
 
-def zero_gradients(model: Any) -> Gradients:
+def zero_gradients(model: HasParameters) -> Gradients:
     """Return gradients of zero in the memory of the backend in force."""
     grads = Gradients()
     for parameter in model.parameters():
@@ -108,7 +115,7 @@ def zero_gradients(model: Any) -> Gradients:
     return grads
 
 
-def value_and_grad(model: Any, loss: Loss | None = None) -> Callable[..., tuple[Any, Gradients]]:
+def value_and_grad(model: Block, loss: Loss | None = None) -> Callable[..., tuple[Any, Gradients]]:
     """Return a function that runs `model` and differentiates its loss.
 
         out, grads = value_and_grad(model)(input_ids=..., attention_mask=..., labels=...)
@@ -204,7 +211,7 @@ def _scaled(array: NativeArray, factor: float | NativeArray) -> NativeArray:
 
 
 def differentiate(
-    model: Any, run: Callable[[], Any], take: Callable[[Parameter, Any], None] | None = None
+    model: HasParameters, run: Callable[[], Any], take: Callable[[Parameter, Any], None] | None = None
 ) -> tuple[Any, Gradients]:
     """Return the output of `run`, whose `loss` is computed by passes through `model`, and the gradients of that loss.
 
@@ -248,7 +255,7 @@ def _of_trained_names(parameter: Parameter, gradient: NativeArray) -> NativeArra
     return gradient
 
 
-def _of_parameters(model: Any, found: Mapping[Any, Any]) -> Gradients:
+def _of_parameters(model: HasParameters, found: Mapping[Any, Any]) -> Gradients:
     """Return the gradients by name, from those by parameter."""
     grads, parameters = Gradients(), list(model.parameters())
     for parameter in parameters:
@@ -311,19 +318,19 @@ def _parts(name: str, field: Any, gradient: Any) -> Iterator[tuple[Any, Any]]:
     yield field, given.astype(value.dtype, copy=False)
 
 
-def _described(gradient: Any) -> str:
+def _described(gradient: object) -> str:
     if isinstance(gradient, tuple | list):
         return f"a {type(gradient).__name__} of {len(gradient)}"
     return f"{type(gradient).__name__} of {gradient.dtype}" if hasattr(gradient, "dtype") else type(gradient).__name__
 
 
-def _copy(out: Any) -> Any:
+def _copy(out: Output) -> Output:
     other = object.__new__(type(out))
     vars(other).update(vars(out))
     return other
 
 
-def _without_variables(out: Any) -> Any:
+def _without_variables(out: Output) -> Output:
     """Return `out` with plain arrays."""
     for name, field in vars(out).items():
         vars(out)[name] = _plain(field)

@@ -18,6 +18,8 @@ from contextvars import ContextVar, Token, copy_context
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bertcore import kernels
 from bertcore.kernels.arrays import NativeArray
 
@@ -47,7 +49,7 @@ def unrecorded() -> AbstractContextManager[None]:
 class Addend:
     """A gradient that is not an array yet; a pullback may return it if most of the array is zeros."""
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
+    def added_to(self, array: NativeArray | None, dtype: np.dtype | None = None) -> NativeArray:
         """Add this gradient to `array` in place, or make it an array, of `dtype` if given; return the array."""
         raise NotImplementedError
 
@@ -56,9 +58,9 @@ class Addend:
 class OwnGradient(Addend):
     """A gradient in an array of its own: a leaf need not look for others that share its memory."""
 
-    array: Any
+    array: NativeArray
 
-    def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
+    def added_to(self, array: NativeArray | None, dtype: np.dtype | None = None) -> NativeArray:
         if array is None:
             return self.array if dtype is None else self.array.astype(dtype, copy=False)
         array += self.array
@@ -74,7 +76,7 @@ class Variable:
 
     __slots__ = ("dtype", "key", "tape", "value")
 
-    def __init__(self, value: Any, tape: Tape, key: Hashable = None, dtype: Any = None):
+    def __init__(self, value: NativeArray, tape: Tape, key: Hashable = None, dtype: np.dtype | None = None):
         self.value, self.tape, self.key, self.dtype = value, tape, key, dtype
 
 
@@ -120,7 +122,9 @@ class Tape:
     def __exit__(self, *error: object) -> None:
         _current.reset(self._tokens.pop())
 
-    def leaf(self, key: Hashable, value: NativeArray, form: Hashable = "array", dtype: Any = None) -> Variable:
+    def leaf(
+        self, key: Hashable, value: NativeArray, form: Hashable = "array", dtype: np.dtype | None = None
+    ) -> Variable:
         """Return the Variable for `key` (a parameter) in one of its forms, made of `value` at the first call.
 
         The gradients of all forms of one key are summed, in `dtype` if it is given.
@@ -209,7 +213,9 @@ class Tape:
         return found
 
 
-def _added(known: Any, part: Any, passed_on: Sequence[Any], parts: Sequence[Any], dtype: Any) -> NativeArray:
+def _added(
+    known: NativeArray | None, part: NativeArray | Addend, passed_on: list, parts: Sequence[Any], dtype: np.dtype | None
+) -> NativeArray:
     """Return a leaf's gradient `known` plus one more part, as an array of its own: parts may hold one array twice."""
     if isinstance(part, Addend):
         return part.added_to(known, dtype)
@@ -242,7 +248,7 @@ def checkpoint(block: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return block(*args, **options) if tape is None else tape.checkpoint(lambda: block(*args, **options))
 
 
-def _variables(made: Any) -> tuple[Variable, ...]:
+def _variables(made: object) -> tuple[Variable, ...]:
     return tuple(item for item in (made if type(made) is tuple else (made,)) if type(item) is Variable)
 
 
