@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from bertcore.training.objectives.embeddings import ChunkedObjective, checked_la
 from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import log_sums, margin_error, ranking_loss, softplus, squared_error
 from bertcore.training.objectives.text_examples import PairCollator
+
+if TYPE_CHECKING:
+    from bertcore.tasks.cross_encoder import CrossEncoder
 
 ACTIVATIONS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Any]]] = {  # and derivatives, by value
     "identity": (lambda logits: logits, lambda found: 1.0),
@@ -52,9 +55,9 @@ class CrossEncoderObjective(ChunkedObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Any = None,
+        model: CrossEncoder | None = None,
         *,
-        activation_fn: Any = "identity",
+        activation_fn: object = "identity",
         mini_batch_size: int | None = None,
         max_length: int | None = None,
     ):
@@ -101,7 +104,7 @@ class BinaryCrossEntropyLoss(CrossEncoderObjective):
     `pos_weight`, a number or an array or tensor of one, is the factor on the loss of label 1.
     """
 
-    def __init__(self, model: Any = None, *, pos_weight: Any = 1.0, **more: Any):
+    def __init__(self, model: CrossEncoder | None = None, *, pos_weight: Any = 1.0, **more: Any):
         super().__init__(model, **more)
         is_one = hasattr(pos_weight, "item") and np.prod(pos_weight.shape) == 1
         pos_weight = pos_weight.item() if is_one else pos_weight
@@ -194,10 +197,10 @@ class MultipleNegativesRankingLoss(_Lists):
 
     def __init__(
         self,
-        model: Any = None,
+        model: CrossEncoder | None = None,
         num_negatives: int | None = 4,
         scale: float = 10.0,
-        activation_fn: Any = "sigmoid",
+        activation_fn: object = "sigmoid",
         **more: Any,
     ):
         super().__init__(model, activation_fn=activation_fn, **more)
@@ -243,7 +246,7 @@ class PListMLELoss(_Lists):
 
     def __init__(
         self,
-        model: Any = None,
+        model: CrossEncoder | None = None,
         lambda_weight: Callable[[int], Any] | None = position_weights,
         *,
         respect_input_order: bool = True,
@@ -272,7 +275,7 @@ class PListMLELoss(_Lists):
 class ListMLELoss(PListMLELoss):
     """`PListMLELoss` with a weight of 1 for each position (Xia et al. 2008)."""
 
-    def __init__(self, model: Any = None, *, respect_input_order: bool = True, **more: Any):
+    def __init__(self, model: CrossEncoder | None = None, *, respect_input_order: bool = True, **more: Any):
         super().__init__(model, None, respect_input_order=respect_input_order, **more)
 
 
@@ -318,7 +321,7 @@ class LambdaLoss(_Lists):
 
     def __init__(
         self,
-        model: Any = None,
+        model: CrossEncoder | None = None,
         weighting_scheme: str | None = "NDCGLoss2PPScheme",
         *,
         k: int | None = None,
@@ -365,7 +368,7 @@ class LambdaLoss(_Lists):
 class RankNetLoss(LambdaLoss):
     """`LambdaLoss` without weights (Burges et al. 2005)."""
 
-    def __init__(self, model: Any = None, **more: Any):
+    def __init__(self, model: CrossEncoder | None = None, **more: Any):
         super().__init__(model, None, **more)
 
 
@@ -382,7 +385,7 @@ class ADRMSELoss(_Lists):
 
     is_of_lists = False  # the weight of a batch is its number of documents
 
-    def __init__(self, model: Any = None, alpha: float = 1.0, **more: Any):
+    def __init__(self, model: CrossEncoder | None = None, alpha: float = 1.0, **more: Any):
         super().__init__(model, **more)
         self.alpha = check_number("alpha", alpha, above_zero=True)
 

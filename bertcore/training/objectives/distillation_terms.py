@@ -12,6 +12,8 @@ import numpy as np
 
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
+from bertcore.models.model import Model
+from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
 from bertcore.nn.spec import EncoderSpec, LayerSpec
@@ -31,8 +33,8 @@ class Outputs:
     """The outputs of a student and its teacher for one batch."""
 
     run: Pass  # the pass
-    student: Any  # its outputs, with gradients under a tape
-    teacher: Any  # its outputs
+    student: ModelOutput  # its outputs, with gradients under a tape
+    teacher: ModelOutput  # its outputs
     specs: tuple[EncoderSpec, EncoderSpec]  # of the student's encoder and of the teacher's
     is_real: np.ndarray  # which columns hold real tokens, (sequences, length) booleans
     labelled: tuple[Any, Any] | None = None  # scores of both for labelled tokens, (labels, words)
@@ -97,7 +99,7 @@ class Outputs:
         return self.tokens(name, logits) if value_of(logits).ndim == 3 else logits
 
 
-def _target(student: Any, teacher: Any) -> Any:
+def _target(student: Tensor, teacher: Tensor) -> Tensor:
     return teacher.astype(value_of(student).dtype, copy=False)
 
 
@@ -122,14 +124,14 @@ class Term:
     def __post_init__(self) -> None:
         check_number(f"weight of {type(self).__name__}", self.weight)
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         """Raise ValueError if these models cannot be compared."""
 
-    def is_of_texts(self, teacher: Any) -> bool:
+    def is_of_texts(self, teacher: Model) -> bool:
         """Return whether the loss is a mean over texts rather than tokens."""
         return False
 
-    def compared(self, student: Any, teacher: Any) -> Iterator[list[tuple[str, Any, LayerSpec]]]:
+    def compared(self, student: Model, teacher: Model) -> Iterator[list[tuple[str, Any, LayerSpec]]]:
         """Yield (whose, model, layer) of the student's and the teacher's compared layers."""
         models = (("student", student), ("teacher", teacher))
         for pair in self.pairs(student.spec, teacher.spec).items():
@@ -181,7 +183,7 @@ class SoftTargets(Term):
         check_number("temperature", self.temperature, above_zero=True)
         checks.boolean("labelled_only", self.labelled_only)
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         for whose, model in (("student", student), ("teacher", teacher)):
             kind = model.config.get("problem_type")
             if kind in ("regression", "multi_label_classification"):
@@ -192,7 +194,7 @@ class SoftTargets(Term):
                 kind = type(model).__name__
                 raise ValueError(f"labelled_only needs masked or causal language models, but the {whose} is {kind}")
 
-    def is_of_texts(self, teacher: Any) -> bool:
+    def is_of_texts(self, teacher: Model) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "tasks", ()))
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
@@ -213,7 +215,7 @@ class HiddenCosine(Term):
     needs = ("output_hidden_states",)
     first_layer = 0
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         _check_widths(self, student, teacher)
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
@@ -236,7 +238,7 @@ class HiddenStates(Term):
     needs = ("output_hidden_states",)
     first_layer = 0
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         if not self.projected:
             _check_widths(self, student, teacher)
 
@@ -264,7 +266,7 @@ class _Attention(Term):
     needs = (PROJECTIONS,)
     compare: ClassVar[Callable[..., Any]]
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         """Raise ValueError unless all tokens attend to all, by query and key alone, with equally many heads."""
         name = type(self).__name__
         for both in self.compared(student, teacher):
@@ -334,7 +336,7 @@ class Relations(Term):
         if self.heads is not None:
             check_count("heads", self.heads)
 
-    def check(self, student: Any, teacher: Any) -> None:
+    def check(self, student: Model, teacher: Model) -> None:
         heads = self.heads or student.spec.num_heads
         for whose, _, layer in (each for both in self.compared(student, teacher) for each in both):
             for part in self.of:
@@ -354,7 +356,7 @@ class Relations(Term):
         return total_of(outputs.run, losses)
 
 
-def _check_widths(term: Term, student: Any, teacher: Any) -> None:
+def _check_widths(term: Term, student: Model, teacher: Model) -> None:
     own, other, name = student.spec.hidden_size, teacher.spec.hidden_size, type(term).__name__
     if own != other:
         raise ValueError(f"{name}: hidden states of the student have {own} features, expected the teacher's {other}")

@@ -16,7 +16,7 @@ from bertcore.gradients import with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models import losses
-from bertcore.models.outputs import ModelOutput
+from bertcore.models.outputs import EncoderOutput, ModelOutput
 from bertcore.nn.layers import Linear
 from bertcore.nn.operation import operation
 from bertcore.nn.parameter import Parameter
@@ -24,8 +24,8 @@ from bertcore.passes import Pass
 from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.embeddings import EmbeddingObjective, WithTemperatures, WrappingObjective
-from bertcore.training.objectives.objective import Batch
+from bertcore.training.objectives.embeddings import EmbeddingObjective, Encoder, WithTemperatures, WrappingObjective
+from bertcore.training.objectives.objective import Batch, Model
 from bertcore.training.objectives.pairs_and_triplets import CoSENTLoss
 from bertcore.training.objectives.similarity import divergence_of_scores
 from bertcore.training.objectives.text_examples import ColumnCollator
@@ -70,7 +70,7 @@ class ContrastiveLoss(EmbeddingObjective):
 
     def __init__(
         self,
-        model: Any = None,
+        model: Encoder | None = None,
         distance_metric: str = "cosine",
         margin: float = 0.5,
         size_average: bool = True,
@@ -104,7 +104,7 @@ class OnlineContrastiveLoss(ContrastiveLoss):
     farthest pair with label 1. If one label does not occur, the limit is the mean of the other label's pairs.
     """
 
-    def __init__(self, model: Any = None, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
+    def __init__(self, model: Encoder | None = None, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
         super().__init__(model, distance_metric, margin, **more)
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
@@ -184,7 +184,7 @@ class GISTEmbedLoss(EmbeddingObjective):
 
     def __init__(
         self,
-        model: Any,
+        model: Encoder,
         guide: Any,
         temperature: float = 0.01,
         margin_strategy: str = "absolute",
@@ -272,7 +272,7 @@ class SoftmaxLoss(EmbeddingObjective):
     @older_names(sentence_embedding_dimension="embedding_dimension")
     def __init__(
         self,
-        model: Any = None,
+        model: Encoder | None = None,
         embedding_dimension: int | None = None,
         num_labels: int | None = None,
         *,
@@ -293,10 +293,10 @@ class SoftmaxLoss(EmbeddingObjective):
         self.parts = tuple(checks.boolean(f"concatenation_sent_{name}", flag) for name, flag in flags.items())
         if not any(self.parts):
             raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected at least one")
-        self._model: Any = None
+        self._model: Model | None = None
         self._classifier: Any = None
 
-    def parameters(self, model: Any) -> Sequence[Parameter]:
+    def parameters(self, model: Model) -> Sequence[Parameter]:
         if self._model is not model:
             hidden = model.spec.hidden_size
             if self.embedding_dimension not in (None, hidden):
@@ -315,7 +315,7 @@ class SoftmaxLoss(EmbeddingObjective):
         features = _features(kernels.array_module(vectors), vectors, self.parts)
         return self._classifier(Pass.begin(features), features)
 
-    def loss(self, model: Any, batch: Batch) -> ModelOutput:
+    def loss(self, model: Model, batch: Batch) -> ModelOutput:
         texts, _, labels = self.checked(batch)
         self.parameters(model)
         out, run = model(**texts), Pass.begin(texts["input_ids"])
@@ -371,7 +371,7 @@ class AdaptiveLayerLoss(WrappingObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Any,
+        model: Encoder | None,
         loss: EmbeddingObjective,
         n_layers_per_step: int = 1,
         last_layer_weight: float = 1.0,
@@ -388,11 +388,11 @@ class AdaptiveLayerLoss(WrappingObjective):
         self.weights = tuple(check_number(name, factor) for name, factor in factors.items())
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
 
-    def loss(self, model: Any, batch: Batch) -> ModelOutput:
+    def loss(self, model: Model, batch: Batch) -> ModelOutput:
         texts, of_rows = self.inner.prepared(batch)
         heat, mask, number = self.kl_temperature, texts.get("attention_mask"), model.passes
 
-        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+        def of_output(out: EncoderOutput) -> tuple[Any, Mapping[str, Any]]:
             final, spread = self.vectors(out.last_hidden_state, mask)
             layers = np.arange(len(out.hidden_states) - 1)
             if 0 < self.n_layers_per_step < len(layers):

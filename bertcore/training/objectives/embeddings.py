@@ -7,7 +7,7 @@ are (examples,). The texts of all columns go through the model together.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -20,8 +20,14 @@ from bertcore.models.outputs import ModelOutput
 from bertcore.nn.parameter import Block
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.objective import Batch, Model, Objective
 from bertcore.training.objectives.text_examples import ColumnCollator
+
+if TYPE_CHECKING:  # a loss for a model alone needs no encoder
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
+    from bertcore.tasks.sparse_encoder import SparseEncoder
+
+Encoder: TypeAlias = "SentenceEncoder | SparseEncoder"
 
 
 class ChunkedObjective(Objective):
@@ -60,28 +66,28 @@ class ChunkedObjective(Objective):
         """Return the model's batch, and the function from the rows of its output to the loss and their gradient."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+    def rows_of(self, out: ModelOutput, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
         """Return the rows of an output, and the function from their gradient to the field's."""
         return getattr(out, self.field), lambda grad: grad
 
-    def whole(self, model: Any) -> Any:
+    def whole(self, model: Model | WithParts) -> Any:
         """Return the model with the blocks that its output needs beside it, as one model."""
         return model
 
     def weight(self, batch: Batch) -> float:
         return float(len(batch["input_ids"]))
 
-    def loss(self, model: Any, batch: Batch) -> ModelOutput:
+    def loss(self, model: Model, batch: Batch) -> ModelOutput:
         model, (texts, of_rows) = self.whole(model), self.prepared(batch)
 
-        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+        def of_output(out: ModelOutput) -> tuple[Any, Mapping[str, Any]]:
             rows, spread = self.rows_of(out, texts)
             value, grad = of_rows(rows)
             return value, {self.field: spread(grad)}
 
         return with_loss(model(**texts), of_output)
 
-    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
         model = self.whole(model)
         if self.mini_batch_size is None:
             return super().value_and_grad(model, batch)
@@ -116,7 +122,7 @@ class ChunkedObjective(Objective):
         self.check_has_labels(labels)
         return shape[:2], labels
 
-    def check_has_labels(self, labels: Any) -> None:
+    def check_has_labels(self, labels: object) -> None:
         """Raise ValueError for a batch without the labels that the loss needs, or with others."""
         if self.has_labels not in (None, labels is not None):
             state, wanted = ("no labels", "some") if self.has_labels else ("labels", "none")
@@ -180,7 +186,7 @@ class EmbeddingObjective(ChunkedObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Any = None,
+        model: Encoder | None = None,
         *,
         pooling: str | None = None,
         max_length: int | None = None,
@@ -195,7 +201,7 @@ class EmbeddingObjective(ChunkedObjective):
         self.normalize = getattr(settings, "normalize", False)
         if hasattr(settings, "pooling"):
             is_plain = settings.pooling in (("mean",), ("cls",)) and not settings.maps and settings.include_prompt
-            if not is_plain or settings.is_static or model.routes is not None:
+            if not is_plain or settings.is_static or self.encoder.routes is not None:
                 expected = "only Transformer, Pooling (mean or cls, of prompts, too) and Normalize"
                 found = ", ".join(settings.pooling or ["none"])
                 raise ValueError(f"model is {model!r} with pooling {found}, expected {expected}")
@@ -259,7 +265,7 @@ class MultipleNegativesRankingLoss(EmbeddingObjective):
     columns = (2, None)
     is_symmetric = False
 
-    def __init__(self, model: Any = None, scale: float = 20.0, similarity_fct: Any = "cos_sim", **more: Any):
+    def __init__(self, model: Encoder | None = None, scale: float = 20.0, similarity_fct: Any = "cos_sim", **more: Any):
         super().__init__(model, **more)
         self.scale = check_number("scale", scale, above_zero=True)
         name = getattr(similarity_fct, "__name__", similarity_fct)
@@ -319,7 +325,7 @@ class MarginMSELoss(EmbeddingObjective):
 class WrappingObjective(EmbeddingObjective):
     """Base of objectives that compute another one, `inner`, over parts of vectors; its options apply."""
 
-    def __init__(self, model: Any, loss: EmbeddingObjective):
+    def __init__(self, model: Encoder | None, loss: EmbeddingObjective):
         check_inner(loss, model)
         self.inner, self.encoder = loss, model
         self.pooling, self.normalize, self.columns = loss.pooling, loss.normalize, loss.columns
@@ -346,7 +352,7 @@ class MatryoshkaLoss(WrappingObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Any,
+        model: Encoder | None,
         loss: EmbeddingObjective,
         matryoshka_dims: Sequence[int],
         matryoshka_weights: Sequence[float] | None = None,
@@ -376,7 +382,7 @@ class MatryoshkaLoss(WrappingObjective):
         return total, grads
 
 
-def check_inner(loss: Any, model: Any, *others: Any) -> None:
+def check_inner(loss: object, model: Encoder | None, *others: object) -> None:
     """Raise TypeError unless `loss` is a function of embeddings, ValueError unless it is of `model` or of `others`."""
     if not isinstance(loss, EmbeddingObjective) or type(loss).of_embeddings is EmbeddingObjective.of_embeddings:
         raise TypeError(f"loss is {loss!r:.60}, expected a loss of embeddings alone, such as CoSENTLoss(model)")

@@ -15,7 +15,7 @@ from bertcore.models.gliner2 import SEVERAL, GLiNER2Model
 from bertcore.models.outputs import ModelOutput
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.data.files import wrong_record
-from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.objective import Batch, Model, Objective
 from bertcore.training.objectives.similarity import log_sums, softplus
 
 
@@ -51,7 +51,7 @@ class GLiNER2Schemas(Objective):
         """Return 1: the loss is a sum."""
         return 1.0
 
-    def loss(self, model: Any, batch: Batch) -> ModelOutput:
+    def loss(self, model: Model, batch: Batch) -> ModelOutput:
         inputs = {name: array for name, array in batch.items() if name not in self.targets}
         marks, counts = (kernels.to_host(batch[name]) for name in ("groups_mask", "instances"))
         classes = kernels.to_host(batch["class_targets"])
@@ -61,7 +61,7 @@ class GLiNER2Schemas(Objective):
             "counts": (counts[(marks % 3 == SEVERAL) & (counts > 0)], None),
         }
 
-        def of_output(out: Any) -> tuple[Any, Mapping[str, Any]]:
+        def of_output(out: ModelOutput) -> tuple[Any, Mapping[str, Any]]:
             value, gradients, dtype = 0.0, {}, None
             for name, (targets, weights) in known.items():
                 if (logits := getattr(out, name)) is None:

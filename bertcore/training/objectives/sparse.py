@@ -18,6 +18,7 @@ from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
+from bertcore.models.model import Model
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
@@ -30,6 +31,7 @@ from bertcore.training.objectives.embedding_losses import AnglELoss, DistillKLDi
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
     EmbeddingObjective,
+    Encoder,
     MarginMSELoss,
     MultipleNegativesRankingLoss,
     WithParts,
@@ -48,7 +50,7 @@ PARTS = 5  # vectors beside the code in an autoencoder's rows
 class SparseVectors(ModelOutput):
     """The output of a sparse encoder: vectors, (texts, dim); for an autoencoder, the result of `codes`."""
 
-    sentence_embedding: Any = None
+    sentence_embedding: Tensor = None
 
 
 class WithRoutes(WithParts):
@@ -256,16 +258,16 @@ class SparseObjective(EmbeddingObjective):
     def _readers(self) -> list[Any]:
         return [*self.encoder.readers.values()] or [self.encoder]
 
-    def parameters(self, model: Any) -> list[Parameter]:
+    def parameters(self, model: Model) -> list[Parameter]:
         return [parameter for head in heads(self._readers()) for parameter in head.parameters()]
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> SparseCollator:
         return SparseCollator(self.encoder)
 
-    def whole(self, model: Any) -> WithRoutes:
+    def whole(self, model: Model | WithParts) -> WithRoutes:
         return model if isinstance(model, WithRoutes) else WithRoutes(self.encoder, model)
 
-    def rows_of(self, out: Any, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
+    def rows_of(self, out: ModelOutput, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
         return ChunkedObjective.rows_of(self, out, texts)
 
 
@@ -283,7 +285,7 @@ class SparseMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
 class SparseDistillKLDivLoss(DistillKLDivLoss):
     """The distribution of a query's dot products approaches a teacher's; `temperature` is 2 by default."""
 
-    def __init__(self, model: Any = None, temperature: float = 2.0, **more: Any):
+    def __init__(self, model: Encoder | None = None, temperature: float = 2.0, **more: Any):
         super().__init__(model, temperature, **more)
 
 
@@ -297,7 +299,7 @@ class FlopsLoss(EmbeddingObjective):
 
     columns = (1, None)
 
-    def __init__(self, model: Any = None, threshold: int | None = None):
+    def __init__(self, model: Encoder | None = None, threshold: int | None = None):
         super().__init__(model)
         self.threshold = None if threshold is None else check_count("threshold", threshold, 0)
 
