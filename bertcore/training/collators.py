@@ -371,7 +371,7 @@ def _names(examples: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: object) -> Any:
     """Convert other libraries' arrays, as in rows of datasets.with_format("torch"), to NumPy arrays."""
     return np.asarray(value) if hasattr(value, "__array__") else value
 

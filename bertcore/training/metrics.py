@@ -21,10 +21,11 @@ import numpy as np
 from bertcore import kernels
 from bertcore.arguments import check_strings, required
 from bertcore.kernels import checks
-from bertcore.kernels.arrays import NativeArray
+from bertcore.kernels.arrays import ArrayLike, NativeArray
 from bertcore.training.collators import IGNORED
 
 Prediction = tuple[Any, Any]
+Metric = Callable[[Prediction], dict[str, float]]
 Reduce = Callable[[Any, Any], Any]
 AVERAGES = ("binary", "macro", "micro", "weighted")
 
@@ -212,7 +213,7 @@ def _kept_words(prediction: Prediction) -> tuple[np.ndarray, np.ndarray, np.ndar
     return words[counted], surprisal[counted], labels[counted]
 
 
-def classes_and_labels(predictions: Any, labels: NativeArray) -> tuple[np.ndarray, np.ndarray]:
+def classes_and_labels(predictions: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return (predicted, expected) classes for all labels except -100; for several labels per text, rows of 0 and 1.
 
     Args:
@@ -400,11 +401,11 @@ def run_through(
     return Evaluated(sum(total / counts for total, counts in sums.values()) if sums else None, kept, examples)
 
 
-def _one_or_all(arrays: list[np.ndarray]) -> Any:
+def _one_or_all(arrays: list[np.ndarray]) -> np.ndarray | tuple[np.ndarray, ...] | None:
     return tuple(arrays) if len(arrays) > 1 else arrays[0] if arrays else None
 
 
-def _joined(parts: list[Any]) -> Any:
+def _joined(parts: list[Any]) -> np.ndarray | tuple[np.ndarray, ...] | None:
     """Return the batches' arrays as one; shorter rows are filled with -100."""
     if parts[0] is None:
         return None

@@ -302,12 +302,12 @@ def _take(waiting: list[Example], rng: np.random.Generator) -> Example:
     return waiting.pop()
 
 
-def _listed(value: Any) -> Any:
+def _listed(value: object) -> Any:
     """Return an array as lists, a mapping as a dict; for other values that JSON lacks, the name of their type."""
     if isinstance(value, Mapping):
         return dict(value)
     return value.tolist() if hasattr(value, "tolist") else type(value).__name__
 
 
-def _is_sized(dataset: Any) -> bool:
+def _is_sized(dataset: object) -> bool:
     return hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")

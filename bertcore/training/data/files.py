@@ -115,14 +115,14 @@ class Records:
             self.problems.append(problem)
 
 
-def wrong_record(record: Any, number: int, problem: str) -> MalformedRecord:
+def wrong_record(record: object, number: int, problem: str) -> MalformedRecord:
     """Return the error for a record that cannot be used: its position, the problem, and its contents."""
     where = f"{record.file}:{record.line}:" if isinstance(record, Record) else f"records[{number}]"
     held = f"it has {', '.join(map(repr, record)) or 'nothing'}" if isinstance(record, Mapping) else f"it is {record!r}"
     return MalformedRecord(f"{where} {problem:.400}; {held:.200}")
 
 
-def without_column(record: Any, number: int, column: str, problem: str) -> MalformedRecord:
+def without_column(record: object, number: int, column: str, problem: str) -> MalformedRecord:
     """Return the error for a record without a column; in a table, whose records all lack it, it names line 1."""
     if not isinstance(record, Record) or column in record or ending_of(record.file) not in TABLES:
         return wrong_record(record, number, problem)
@@ -130,7 +130,7 @@ def without_column(record: Any, number: int, column: str, problem: str) -> Malfo
     return MalformedRecord(f"{record.file}:1: has no column {column!r} (see --text, --label, --column); it has {names}")
 
 
-def text_of(record: Any, number: int, column: str, *, may_be_empty: bool = True) -> str:
+def text_of(record: object, number: int, column: str, *, may_be_empty: bool = True) -> str:
     """Return a column's text. Raises MalformedRecord if there is none."""
     text = record.get(column) if isinstance(record, Mapping) else None
     if not isinstance(text, str) or not (may_be_empty or text.strip()):
@@ -254,7 +254,7 @@ def _questions(value: Any, place: str, levels: tuple[str, ...], above: Mapping[s
         yield from _questions(part, f"{place}.{name}" if place else name, levels[1:], {**above, **made})
 
 
-def _member(value: Any, key: str, kind: type, place: str) -> Any:
+def _member(value: object, key: str, kind: type, place: str) -> Any:
     """Return a member of an object; ValueError with its place if it is missing or of another kind."""
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, kind) or isinstance(found, bool):

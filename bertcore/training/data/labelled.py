@@ -126,7 +126,7 @@ class LabelledTexts:
             texts = {name: _text(record, number, column) for name, column in columns.items()}
             yield texts, self._label(_value(record, number, self.label), record, number)
 
-    def _label(self, value: Any, record: Mapping[str, Any], number: int) -> Any:
+    def _label(self, value: object, record: Mapping[str, Any], number: int) -> list[float] | float:
         if self.is_multiple:
             given = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
             if not isinstance(given, list | tuple):
@@ -340,14 +340,14 @@ def _text(record: Mapping[str, Any], number: int, column: str) -> str:
     return value
 
 
-def _strings(value: Any, record: Mapping[str, Any], number: int, column: str) -> list[str]:
+def _strings(value: object, record: Mapping[str, Any], number: int, column: str) -> list[str]:
     parts = value.split() if isinstance(value, str) else value
     if not isinstance(parts, list | tuple) or not all(isinstance(part, str | int) for part in parts):
         raise wrong_record(record, number, f"{column!r} is {value!r:.60}, expected a list of strings")
     return [_spelled(part) for part in parts]
 
 
-def _name(value: Any, record: Mapping[str, Any], number: int, column: str) -> str:
+def _name(value: object, record: Mapping[str, Any], number: int, column: str) -> str:
     """Return the name of a class."""
     if isinstance(value, str) and value.strip():
         return value.strip()
@@ -371,13 +371,13 @@ def _finite(record: Mapping[str, Any], number: int, column: str) -> float:
     return found
 
 
-def _float32(value: Any) -> float | None:
+def _float32(value: object) -> float | None:
     """Return `_number` if float32 can hold it, else None."""
     found = _number(value)
     return None if found is None or abs(found) > MOST else found
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
     """Return the number that a value, or its spelling, represents; None if it is not finite or not a number."""
     try:
         found = float(value) if isinstance(value, str | int | float) else math.nan

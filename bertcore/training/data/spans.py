@@ -47,13 +47,7 @@ class LabelledMentions:
 
     @classmethod
     def found_in(
-        cls,
-        records: Rows,
-        task: str,
-        text: str = "text",
-        label: str = "label",
-        *,
-        negative: str | None = None,
+        cls, records: Rows, task: str, text: str = "text", label: str = "label", *, negative: str | None = None
     ) -> LabelledMentions:
         """Return the columns with the labels in the records, which are all read once.
 
@@ -115,7 +109,7 @@ class LabelledMentions:
                     raise wrong_record(record, number, problem)
                 yield row.values | {"label": label}
 
-    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> Any:
+    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> metrics.Metric:
         """Return the metrics of the task: `metrics.micro_f1` without the negative class, and the accuracy."""
         left_out = () if self.negative is None else (self.labels.index(self.negative),)
         return metrics.combined(metrics.micro_f1(left_out), metrics.accuracy)
@@ -206,7 +200,7 @@ class LabelledEntities:
                     spans = {"entity_start_positions": starts, "entity_end_positions": ends}
                     yield made | spans | {"labels": labels}
 
-    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> Any:
+    def metric(self, records: Sequence[Mapping[str, Any]], examples: Sequence[Mapping[str, Any]]) -> metrics.Metric:
         """Return a metric for the scores of `examples`, made from `records`: precision, recall and F1.
 
         A predicted entity counts if its kind and both ends are right, over all texts (Tjong Kim Sang and De Meulder
@@ -261,7 +255,9 @@ def check_side(tokenizer: Tokenizer) -> None:
         raise ValueError("tokenizer pads on the left: load it with padding_side='right'")
 
 
-def _checked(record: Any, number: int, text: str, count: int | None = None, spans: Any = None, *, nested=False) -> Any:
+def _checked(
+    record: Mapping[str, Any], number: int, text: str, count: int | None = None, spans: object = None, *, nested=False
+) -> list[marked.Span]:
     if "spans" not in record:
         raise wrong_record(record, number, "has no 'spans'")
     try:

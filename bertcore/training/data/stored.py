@@ -125,7 +125,7 @@ def _write(folder: Path, examples: Iterable[Mapping[str, Any]]) -> tuple[int, di
 class _Writer:
     """Writer of one column's files."""
 
-    def __init__(self, folder: Path, name: str, first: Any, stack: ExitStack):
+    def __init__(self, folder: Path, name: str, first: object, stack: ExitStack):
         if not name.isidentifier():
             raise ValueError(f"examples[0] has a key {name!r}, expected a plain name")
         kind = np.asarray(first)
@@ -162,7 +162,7 @@ class _Column:
         if len(self._values) != lengths or (self._ends is not None and len(self._ends) != count):
             raise ValueError(f"{values} has {len(self._values)} values, expected {lengths} for {count} examples")
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> float | np.ndarray:
         if self._ends is None:
             return self._values[index].item()
         start = int(self._ends[index - 1]) if index else 0
