@@ -64,7 +64,7 @@ class AdamW8bit(AdamW):
         super().__init__(model, **options)
         self._quantized: dict[Parameter, tuple[Moment, Moment]] = {}
 
-    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
         if any(kernels.array_module(array) is not np for _, array, _ in parts):
             raise NotImplementedError("AdamW8bit is for the CPU, and the parameters are on a GPU: use AdamW")
         large = [part for part in parts if part[1].size >= LEAST_SIZE]

@@ -12,7 +12,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number, check_strings
-from bertcore.gradients import gradients_of
+from bertcore.gradients import HasParameters, gradients_of
 from bertcore.kernels.arrays import Array
 from bertcore.nn.parameter import Parameter, change_together
 
@@ -65,7 +65,7 @@ class Optimizer:
 
     def __init__(
         self,
-        model: Any,
+        model: HasParameters,
         *,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -131,7 +131,7 @@ class Optimizer:
 
         return update
 
-    def _count(self, scale: Array | None) -> Any:
+    def _count(self, scale: Array | None) -> int | Array | None:
         """Return the number of this step, from 1; None if the host knows that no step is made."""
         if scale is not None and kernels.array_module(scale) is np and not np.isfinite(scale):
             return None
@@ -141,7 +141,7 @@ class Optimizer:
         self._skipped = self._skipped + ~kernels.array_module(scale).isfinite(scale)  # only the device knows it
         return self._steps - self._skipped
 
-    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
         sets: list[tuple[Array, ...]] = []
         rule = "adamw" if self.rule == "lamb" and group.is_excluded else self.rule
@@ -267,7 +267,7 @@ class SGD(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ()
 
-    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
         for _, array, grad in parts:
             xp = kernels.array_module(array)
             if scale is not None:
@@ -304,7 +304,7 @@ def grad_norm(grads: Mapping[str, Array]) -> Array:
     return kernels.joint_norm(_arrays(grads))
 
 
-def _check_gradients(grads: Any) -> None:
+def _check_gradients(grads: object) -> None:
     if not isinstance(grads, Mapping):
         raise TypeError(f"grads is {type(grads).__name__}, expected the gradients of value_and_grad: arrays by name")
 
@@ -314,7 +314,7 @@ def _arrays(grads: Mapping[str, Array]) -> list[Array]:
     return list(grads.values())
 
 
-def clip_factor(norm: Array, max_norm: float, dtype: Any) -> Array:
+def clip_factor(norm: Array, max_norm: float, dtype: np.dtype) -> Array:
     """Return the factor that limits gradients of this joint norm (`grad_norm`) to `max_norm`, a 0-d array.
 
     It is NaN if the norm is inf or NaN; `Optimizer.step` makes no step then.
@@ -408,7 +408,7 @@ class Muon(Optimizer):
         options: lr, betas, eps, weight_decay, groups as for `Optimizer`; betas and eps are AdamW's.
     """
 
-    def __init__(self, model: Any, *, momentum: float = 0.95, **options: Any):
+    def __init__(self, model: HasParameters, *, momentum: float = 0.95, **options: Any):
         super().__init__(model, **options)
         if not isinstance(momentum, int | float) or not 0 <= momentum < 1:
             raise ValueError(f"momentum is {momentum!r}, expected a number of at least 0 and below 1")
@@ -417,7 +417,7 @@ class Muon(Optimizer):
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
-    def _change(self, group: Group, parts: list[Update], number: Any, scale: Array | None) -> None:
+    def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
         matrices: list[tuple[Array, ...]] = []
         for parameter, array, grad in parts:
             if is_matrix_of_a_layer(parameter):
