@@ -277,14 +277,8 @@ TrainingArguments.__init__ = naming_nearest()(TrainingArguments.__init__)  # typ
 
 
 SETTINGS = "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size"
-_KINDS = {
-    "bool": bool,
-    "int": int,
-    "float": int | float,
-    "str": str,
-    "dict[str, Any]": dict,
-    "list[dict[str, Any]]": list,
-}
+_KINDS = {"bool": bool, "int": int, "float": int | float, "str": str, "dict[str, Any]": dict}
+_KINDS["list[dict[str, Any]]"] = list
 _PEERS = {"epoch", "global_step", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint"}
 _PEERS |= {*SETTINGS, "log_history"}  # in the JSON as in transformers' TrainerState; the others are nested
 MOST_BATCHES = 2**48  # beyond any run
@@ -384,7 +378,7 @@ class TrainerState:
         return cls(**values)
 
 
-def _is_of(value: Any, kind: str) -> bool:
+def _is_of(value: object, kind: str) -> bool:
     """Return whether a JSON value is of the kind that an annotation names."""
     name = kind.removesuffix(" | None")
     if value is None:

@@ -76,7 +76,7 @@ def _read(file: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def _checked(entry: Any, where: str) -> dict[str, Any]:
+def _checked(entry: object, where: str) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
         raise TypeError(f"{where} is {type(entry).__name__}, expected a mapping, as in log_history")
     for name in DRAWN:

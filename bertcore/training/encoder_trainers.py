@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +17,7 @@ from bertcore.gradients import Gradients, zero_gradients
 from bertcore.kernels import checks
 from bertcore.nn.parameter import Parameter
 from bertcore.tasks.cross_encoder import CrossEncoder
+from bertcore.tasks.encoders import Encoder
 from bertcore.tasks.multi_vector import MultiVectorEncoder
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.tasks.sparse_encoder import SparseEncoder
@@ -24,7 +25,7 @@ from bertcore.training.arguments import TrainerControl, TrainerState, TrainingAr
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.data.batches import APART, DATASET, SAMPLERS, Batches, MixedBatches, Named
 from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, pairs_and_triplets, sparse
-from bertcore.training.objectives.objective import Batch, Objective
+from bertcore.training.objectives.objective import Batch, Model, Objective
 from bertcore.training.objectives.text_examples import split_names
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
@@ -79,7 +80,7 @@ class SentenceTransformerTrainingArguments(TrainingArguments):
                 raise TypeError(f"{name} is {value!r:.60}, expected {other}a mapping of columns to strings")
 
 
-def are_strings(value: Any) -> bool:
+def are_strings(value: object) -> bool:
     """Return whether a value is a string, or a mapping of such values."""
     return all(map(are_strings, value.values())) if isinstance(value, Mapping) else isinstance(value, str)
 
@@ -114,7 +115,7 @@ class OfDatasets(Objective):
     def _of(self, batch: Batch) -> tuple[Objective, Batch]:
         return self.losses[str(batch[DATASET])], {name: value for name, value in batch.items() if name != DATASET}
 
-    def parameters(self, model: Any) -> Sequence[Parameter]:
+    def parameters(self, model: Model) -> Sequence[Parameter]:
         every = dict.fromkeys(each for loss in self.losses.values() for each in loss.parameters(model))
         names = [name for parameter in every for name in parameter.names]
         if len(names) > len(set(names)):
@@ -125,11 +126,11 @@ class OfDatasets(Objective):
         loss, rest = self._of(batch)
         return loss.weight(rest)
 
-    def loss(self, model: Any, batch: Batch) -> Any:
+    def loss(self, model: Model, batch: Batch) -> Any:
         loss, rest = self._of(batch)
         return loss.loss(model, rest)
 
-    def value_and_grad(self, model: Any, batch: Batch) -> tuple[Any, Gradients]:
+    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
         """Differentiate the loss; parameters of the others have gradients of zero."""
         loss, rest = self._of(batch)
         out, grads = loss.value_and_grad(model, rest)
@@ -154,7 +155,7 @@ class ColumnsCollator:
         datasets: Sequence[Mapping[str | None, Any]],
     ):
         self.collators, self.args = collators, args
-        self.rng: Any = None
+        self.rng: np.random.Generator | None = None
         found: dict[str | None, list[Any]] = {}
         for name, part in (pair for each in datasets for pair in each.items()):
             found.setdefault(name, []).append(columns_of(part))
@@ -191,14 +192,14 @@ class ColumnsCollator:
         return {**collate(rows), **({} if None in self.collators else {DATASET: np.array(name)})}
 
 
-def with_prompt(value: Any, prompt: str) -> Any:
+def with_prompt(value: object, prompt: str) -> object:
     """Return a text, or each text of a list, after its prompt; the loss's collator names other values."""
     if isinstance(value, list | tuple):
         return [with_prompt(each, prompt) for each in value]
     return prompt + value if isinstance(value, str) else value
 
 
-def columns_of(dataset: Any) -> list[str] | None:
+def columns_of(dataset: object) -> list[str] | None:
     """Return the names of a dataset's columns of texts; None if only reading a batch shows them."""
     names = getattr(dataset, "column_names", None)
     if names is None and isinstance(dataset, Sequence) and len(dataset) and isinstance(dataset[0], Mapping):
@@ -222,7 +223,7 @@ def check_columns(args: SentenceTransformerTrainingArguments, columns: Mapping[s
                 checks.choice(f"a key of {argument}[{key!r}]", column, columns[key])
 
 
-def of_dataset(given: Any, name: str | None) -> Any:
+def of_dataset(given: object, name: str | None) -> Any:
     """Return the part of `prompts` or `router_mapping` for a dataset: its entry, or all of it."""
     if isinstance(given, Mapping) and name in given:
         return given[name]
@@ -261,12 +262,12 @@ class SentenceTransformerTrainer(Trainer):
     @naming_nearest()
     def __init__(
         self,
-        model: Any,
+        model: Encoder,
         args: SentenceTransformerTrainingArguments | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         loss: Any = None,
-        evaluator: Any = None,
+        evaluator: Callable[..., Any] | list[Callable[..., Any]] | None = None,
         *,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         optimizers: tuple[Optimizer | None, Schedule | None] = (None, None),
@@ -301,7 +302,7 @@ class SentenceTransformerTrainer(Trainer):
         self.model = self.callbacks.details["model"] = model
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Model:
         """The encoder's model."""
         return self.model.model
 

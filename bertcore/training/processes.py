@@ -66,7 +66,7 @@ class Processes:
             cuda = importlib.import_module("cupy").cuda
             cuda.Device(local_index % cuda.runtime.getDeviceCount()).use()  # a launcher may show each process one
 
-    def gathered(self, value: Any) -> list[Any]:
+    def gathered(self, value: Result) -> list[Result]:
         """Return the values of all processes, in their order."""
         return [value] if self.count == 1 else self._comm.allgather(value)
 
@@ -91,7 +91,7 @@ class Processes:
         self._comm.bcast((value, None))
         return value
 
-    def check_same(self, what: str, fact: Any) -> None:
+    def check_same(self, what: str, fact: object) -> None:
         """Raise ValueError unless a fact is the same in all processes."""
         facts = self.gathered(fact)
         for index, other in enumerate(facts):

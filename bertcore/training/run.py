@@ -15,6 +15,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.gradients import Gradients, multiplied_gradients, zero_gradients
+from bertcore.kernels.arrays import Array
 from bertcore.passes import mixed_seed
 from bertcore.training import checkpoints, safeguards
 from bertcore.training.arguments import SETTINGS, TrainerControl, TrainerState
@@ -149,10 +150,8 @@ class Run:
             parts = self._parts()
             coming = None if state.is_epoch_stopped and state.batches_of_epoch else next(parts, None)
             if coming is None and state.batches_of_epoch == 0:
-                raise ValueError(
-                    f"train_dataset gave no batch with labels in epoch {state.epochs_done + 1}"
-                    + ("; an iterator can be read once" if state.epochs_done else "")
-                )
+                why = "; an iterator can be read once" if state.epochs_done else ""
+                raise ValueError(f"train_dataset gave no batch with labels in epoch {state.epochs_done + 1}{why}")
             while coming is not None:
                 part, taken = coming
                 state.batches_of_epoch, state.batches_done = state.batches_of_epoch + taken, state.batches_done + taken
@@ -230,7 +229,7 @@ class Run:
         self._is_finite = np.isfinite(loss + norm)
         return loss, norm
 
-    def _factor(self, loss: Any, norm: Any, dtype: np.dtype) -> Any:
+    def _factor(self, loss: Array, norm: Array, dtype: np.dtype) -> Array:
         """Return the factor for the gradients, a 0-d array; NaN skips the step.
 
         Once a loss or gradient is not finite, it is NaN in that and all later steps, so that the parameters stay as
@@ -393,7 +392,7 @@ class Run:
         self.processes.from_first(lambda: checkpoints.remove_beyond(args.output_dir, args.save_total_limit, kept))
         self._call("on_save", folder=folder)
 
-    def _call(self, event: str, **details: Any) -> None:
+    def _call(self, event: str, **details: object) -> None:
         self.trainer.callbacks.call(event, self.args, self.state, self.control, **details)
         self._join()
 

@@ -69,7 +69,7 @@ class StepResult(NamedTuple):
     """A step: its batches, loss, gradient norm, and whether the run can continue after it; 0-d arrays or numbers."""
 
     step: int
-    part: Any
+    part: list[tuple[int, Mapping[str, Any]]]
     loss: Array | float
     norm: Array | float
     is_finite: Array | float

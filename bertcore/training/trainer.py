@@ -14,22 +14,15 @@ from bertcore import kernels
 from bertcore.arguments import check_list, naming_nearest
 from bertcore.checkpoint.files import read_json_object, write_json
 from bertcore.nn.parameter import Block
-from bertcore.training import objectives
+from bertcore.tokenization.tokenizer import Tokenizer
+from bertcore.training import checkpoints, objectives
 from bertcore.training.arguments import OPTIMIZERS, TrainerControl, TrainerState, TrainingArguments
 from bertcore.training.callbacks import Callbacks, TrainerCallback, reports_of
-from bertcore.training.checkpoints import (
-    STATE,
-    check_whole,
-    checkpoints_in,
-    latest_checkpoint,
-    load_beside,
-    recover_checkpoints,
-)
 from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPadding, NumberedCollator
 from bertcore.training.data import Batches
 from bertcore.training.metrics import EvalPrediction, PredictionOutput, Reduce, run_through
 from bertcore.training.objectives.language_modeling import NextWords
-from bertcore.training.objectives.objective import OwnLoss
+from bertcore.training.objectives.objective import Model, OwnLoss
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.run import Run, rates
@@ -79,7 +72,7 @@ class Trainer:
         data_collator: Callable[[list[Any]], Mapping[str, Any]] | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        processing_class: Any = None,
+        processing_class: Tokenizer | None = None,
         compute_metrics: Callable[[EvalPrediction], Mapping[str, float]] | None = None,
         callbacks: Sequence[TrainerCallback | type[TrainerCallback]] | None = None,
         optimizers: tuple[Optimizer | None, Schedule | None] = (None, None),
@@ -125,7 +118,7 @@ class Trainer:
         return f"<{type(self).__name__} of {self.model!r}, {learns}, step {step}, output_dir {self.args.output_dir}>"
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Model:
         """The model that learns."""
         return self.model
 
@@ -171,7 +164,7 @@ class Trainer:
         if self.args.load_best_model_at_end and self.state.best_model_checkpoint:
             best = Path(self.state.best_model_checkpoint)
             self.read_from(best)
-            load_beside(best, self.objective.parameters(self.network))
+            checkpoints.load_beside(best, self.objective.parameters(self.network))
         return TrainOutput(self.state.global_step, metrics["train_loss"], metrics)
 
     def evaluate(self, eval_dataset: Any = None, metric_key_prefix: str = "eval") -> dict[str, float]:
@@ -211,7 +204,7 @@ class Trainer:
     def save_state(self) -> None:
         """Write `state`, with all of its log, to trainer_state.json in `output_dir`."""
         if self.processes.is_first:
-            self.state.save_to_json(Path(self.args.output_dir) / STATE)
+            self.state.save_to_json(Path(self.args.output_dir) / checkpoints.STATE)
 
     def log_metrics(self, split: str, metrics: Mapping[str, float]) -> None:
         """Print metrics under the name of a split, "train" or "eval"."""
@@ -254,7 +247,7 @@ class Trainer:
         self.state.log_history.append(line)
         self.callbacks.call("on_log", self.args, self.state, self.control, logs=line)
 
-    def compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+    def compute_loss(self, model: Model, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         """Return the loss of a batch, or (loss, the model's output); a subclass may have another loss.
 
         An override computes by operations that have gradients (`bertcore.nn.functional`), and takes its loss as a mean
@@ -292,20 +285,18 @@ class Trainer:
 
     def _start(self, resume: bool | str | os.PathLike[str] | None) -> Path | None:
         """Return the checkpoint to start from; the run's folder is created or cleaned."""
-        recover_checkpoints(self.args.output_dir)
+        checkpoints.recover_checkpoints(self.args.output_dir)
         Path(self.args.output_dir).mkdir(parents=True, exist_ok=True)
         if resume not in (None, False, True):
             if not isinstance(resume, str | os.PathLike):
                 raise TypeError(f"resume_from_checkpoint is {resume!r:.60}, expected True or a folder")
-            check_whole(Path(resume))
+            checkpoints.check_whole(Path(resume))
             return Path(resume)
-        found = checkpoints_in(self.args.output_dir)
+        found = checkpoints.checkpoints_in(self.args.output_dir)
         if found and not resume:
-            raise ValueError(
-                f"output_dir has {found[-1].name} already: resume with resume_from_checkpoint=True, or choose another "
-                "folder"
-            )
-        return latest_checkpoint(self.args.output_dir)
+            advice = "resume with resume_from_checkpoint=True, or choose another folder"
+            raise ValueError(f"output_dir has {found[-1].name} already: {advice}")
+        return checkpoints.latest_checkpoint(self.args.output_dir)
 
     def _run(self) -> Run:
         args = self.args
@@ -344,10 +335,8 @@ class Trainer:
         if self.args.max_seconds is not None:
             return None
         if (count := operator.length_hint(batches, -1)) < 0:
-            raise ValueError(
-                "max_steps or max_seconds is needed: train_dataset has no length, or max_tokens_per_batch is set, so "
-                "that the number of steps is not known"
-            )
+            why = "train_dataset has no length, or max_tokens_per_batch is set"
+            raise ValueError(f"max_steps or max_seconds is needed: {why}, so that the number of steps is not known")
         steps = -(-count // (self.args.gradient_accumulation_steps * self.processes.count))
         return max(1, math.ceil(self.args.num_train_epochs * steps))
 
@@ -394,7 +383,7 @@ class Trainer:
         return metrics, found.predictions
 
 
-def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
+def _weighed_for(model: Model, objective: objectives.Objective) -> objectives.Objective:
     """Return `objective` with a weight that counts the labels that the loss of `model` is a mean over."""
     if type(objective) is objectives.Supervised and model.predicts_next_words:
         return NextWords(objective.label_smoothing, objective.class_weights)
@@ -418,7 +407,7 @@ def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
             raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
 
 
-def checked_metrics(source: str, metrics: Any) -> dict[str, Any]:
+def checked_metrics(source: str, metrics: object) -> dict[str, Any]:
     """Return {name: Python number}, which the log and checkpoints can hold. Raises TypeError for other values."""
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{source} returned {type(metrics).__name__}, expected {{name: number}}")
