@@ -156,7 +156,7 @@ class LoraConfig:
         return asdict(self) | {"modules_to_save": [*self.modules_to_save, *self.heads] or None} | fixed
 
     @classmethod
-    def from_file(cls, config: Mapping[str, Any], source: Any) -> Self:
+    def from_file(cls, config: Mapping[str, Any], source: object) -> Self:
         """Return the config that the contents of an adapter_config.json describe; errors name its place, `source`.
 
         Raises CheckpointError for other kinds of adapters, and for keys that ask for something unsupported.
@@ -193,7 +193,7 @@ def _matches(pattern: str, module: str) -> bool:
         raise ValueError(f"pattern {pattern!r:.80} {error}") from error
 
 
-def _patterns(label: str, given: Any) -> Any:
+def _patterns(label: str, given: object) -> str | list[str]:
     """Return a regular expression, or a list of names."""
     if not isinstance(given, str):
         return _names(label, given)
@@ -211,7 +211,7 @@ def _is_named(names: Sequence[str] | str, module: str) -> bool:
     return any(f".{module}".endswith(f".{name}") for name in names)
 
 
-def _names(label: str, given: Any) -> list[str]:
+def _names(label: str, given: object) -> list[str]:
     names = list(dict.fromkeys(check_strings(label, given)))
     if "" in names:
         raise ValueError(f"{label} has an empty name, expected at least one character")

@@ -101,7 +101,7 @@ class LowRankAdapter(Block):
         """The precision of the factors: the adapted weight's, or float32 for low precision on the CPU."""
         return "float32" if self.adapted.is_low_on_cpu else self.adapted.precision
 
-    def weight(self, run: Pass, base: Any) -> LowRankWeight:
+    def weight(self, run: Pass, base: Tensor | kernels.PreparedWeight) -> LowRankWeight:
         """Return the adapted map's weight, from its own weight `base`, for the active backend."""
         return LowRankWeight(base, self.down.weight(run), self._up(run), self.dropout)
 
@@ -118,7 +118,7 @@ class LowRankAdapter(Block):
         """Return scale * up, with each tensor's rows at their place in the map."""
         return blocks_in_place(run, self.up.value(run), **self._placement)
 
-    def _up(self, run: Pass) -> Any:
+    def _up(self, run: Pass) -> Tensor | kernels.PreparedWeight:
         """Return `placed_up`, prepared once for each version in inference."""
         if run.tape is not None and not self.up.is_frozen:
             return self.placed_up(run)
@@ -148,7 +148,7 @@ class MixedAdapter(Block):
         for part in self.parts:
             part.initialise(rng)
 
-    def weight(self, run: Pass, base: Any) -> LowRankWeight:
+    def weight(self, run: Pass, base: Tensor | kernels.PreparedWeight) -> LowRankWeight:
         """Return the adapted map's weight, from its own weight `base`, for the active backend."""
         down = functional.concatenate(run, *(part.down.value(run) for part in self.parts))
         up = functional.concatenate(run, *(part.placed_up(run) for part in self.parts), axis=1)
@@ -181,7 +181,7 @@ def get_peft_model(model: Model[Any], peft_config: LoraConfig, *, seed: int = 0)
     return adapted._attached()
 
 
-def _of_the_model(name: str) -> Any:
+def _of_the_model(name: str) -> property:
     return property(
         lambda self: getattr(self._model, name),
         lambda self, value: setattr(self._model, name, value),
