@@ -1,6 +1,6 @@
 """Figures of a text's tokens: attention of each head, the terms of DeBERTa's scores, and masking by epoch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,16 +12,18 @@ from bertcore import kernels
 from bertcore.arguments import check_count
 from bertcore.drawing import AMBER, BLUE, ORANGE, label_ticks, new_figure, shortened, style
 from bertcore.kernels import checks
+from bertcore.models.model import Model
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import Masking, Words
 
 TERMS = ("content to content", "content to position", "position to content", "sum of the terms")
 MOST_TOKENS = 512  # a figure of more is unreadable
+Look = Mapping[str, Any]  # options of matplotlib
 
 
 @style()
 def attention_maps(
-    model: Any,
+    model: Model,
     tokenizer: Tokenizer,
     text: str,
     layer: int | None = None,
@@ -123,7 +125,7 @@ def _shown(tokenizer: Tokenizer, ids: Sequence[int], special_tokens: bool) -> np
 
 
 def _maps(
-    panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], look: Any, bar: Any, columns: int = 4
+    panels: Sequence[np.ndarray], titles: Sequence[str], tokens: Sequence[str], look: Look, bar: Look, columns: int = 4
 ) -> Figure:
     rows = -(-len(panels) // columns)
     columns = -(-len(panels) // rows)  # 6 panels make two rows of 3, not 4 and 2
@@ -148,7 +150,7 @@ def _maps(
     return figure
 
 
-def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Any, bar: Any) -> Figure:
+def _thumbnails(panels: Sequence[np.ndarray], rows: int, look: Look, bar: Look) -> Figure:
     """Draw maps without tokens, a row for each layer and a column for each head."""
     columns = len(panels) // rows
     side = min(1.0, 12 / max(rows, columns))
@@ -183,7 +185,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, longest: int | None = None) -> di
     return encoded
 
 
-def output_for(model: Any, tokenizer: Tokenizer, text: str, **options: Any) -> tuple[list[int], Any]:
+def output_for(model: Model, tokenizer: Tokenizer, text: str, **options: Any) -> tuple[list[int], Any]:
     """Return a text's token ids and the model's output; raises as `tokens_of`."""
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
     return encoded["input_ids"], model(**{name: [row] for name, row in encoded.items()}, **options)

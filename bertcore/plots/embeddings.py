@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
@@ -27,7 +28,7 @@ PLACES = (
 @style()
 def embeddings_in_two_dimensions(
     texts: Sequence[str],
-    embeddings: Any,
+    embeddings: Sequence[Sequence[float]] | np.ndarray,
     *,
     labels: Sequence[Any] | None = None,
     clusters: int | None = None,
@@ -106,7 +107,7 @@ def _projected(rows: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, tu
     return umap(random_state=seed, n_jobs=1, **neighbours).fit_transform(rows), ("UMAP, first", "UMAP, second")
 
 
-def _scatter(figure: Figure, place: Any, points: np.ndarray, groups: Sequence[Any] | None, title: str) -> None:
+def _scatter(figure: Figure, place: Axes, points: np.ndarray, groups: Sequence[Any] | None, title: str) -> None:
     """Draw the points, each group in its colour and marker, with a legend."""
     if groups is None:
         place.scatter(*points.T, s=24, color=BLUE, linewidth=0)
@@ -123,7 +124,7 @@ def _scatter(figure: Figure, place: Any, points: np.ndarray, groups: Sequence[An
     figure.legend(list(handles), list(handles.values()), loc="outside right upper", title=f"{title} (texts)")
 
 
-def _annotate(figure: Figure, place: Any, points: np.ndarray, texts: Sequence[str]) -> None:
+def _annotate(figure: Figure, place: Axes, points: np.ndarray, texts: Sequence[str]) -> None:
     """Write texts beside points far from each other first, where they hide no other text or point."""
     pixels, box = place.transData.transform(points), place.get_window_extent()
     half = 3 * figure.dpi / 72

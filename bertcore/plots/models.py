@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
@@ -89,7 +90,7 @@ def _value(row: Row, panel: Panel, read: Callable[[Row], float | None]) -> float
     return None if value is None else check_number(f"{panel.name} of {name}", value)
 
 
-def _bars(place: Any, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
+def _bars(place: Axes, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
     known = [index for index, total in enumerate(totals) if total is not None]
     left = [0.0] * len(known)
     for (part, column), color in zip(values.items(), (BLUE, SKY, GREEN), strict=False):
@@ -104,7 +105,7 @@ def _bars(place: Any, values: Mapping[str, list[float | None]], totals: Sequence
         place.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(values), borderaxespad=0.2)
 
 
-def _dots(place: Any, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
+def _dots(place: Axes, values: Mapping[str, list[float | None]], totals: Sequence[float | None]) -> None:
     known = [(total, index) for index, total in enumerate(totals) if total]
     if known:
         place.plot(*zip(*known, strict=True), "o", color=GREEN, markersize=5)

@@ -10,6 +10,9 @@ from matplotlib.figure import Figure
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
 from bertcore.drawing import BLUE, GREY, ORANGE, listed, new_figure, shortened, style
+from bertcore.kernels.arrays import ArrayLike
+from bertcore.models.model import Model
+from bertcore.models.outputs import LogitsOutput
 from bertcore.plots.attention import output_for
 from bertcore.tasks.calibration import reliability
 from bertcore.tasks.sequence_scores import softmax
@@ -19,7 +22,7 @@ MOST = 12  # temperatures
 
 
 @style()
-def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> Figure:
+def reliability_diagram(probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 15) -> Figure:
     """Draw accuracy by predicted probability with the diagonal of perfect calibration, and the texts of each bin below.
 
     The title gives the expected calibration error. Arguments and errors as for `reliability`; at most 100 bins.
@@ -46,7 +49,7 @@ def reliability_diagram(probabilities: Any, labels: Any, *, bins: int = 15) -> F
 
 @style()
 def distillation_temperature(
-    model: Any, tokenizer: Tokenizer, text: str, *, temperatures: Sequence[float], words: int = 12
+    model: Model, tokenizer: Tokenizer, text: str, *, temperatures: Sequence[float], words: int = 12
 ) -> Figure:
     """Draw the most probable answers, softmax(logits / T), for each temperature T.
 
@@ -88,7 +91,7 @@ def distillation_temperature(
     return figure
 
 
-def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
+def _classes(model: Model, output: LogitsOutput) -> tuple[np.ndarray, list[str]]:
     """Return the logits of a classifier and the names of its classes."""
     scores, kind = kernels.to_host(output.logits)[0].astype(np.float64), model.config.get("problem_type")
     if len(scores) < 2 or kind in ("regression", "multi_label_classification"):
@@ -97,7 +100,7 @@ def _classes(model: Any, output: Any) -> tuple[np.ndarray, list[str]]:
     return scores, list(model.config.id2label.values())
 
 
-def _words(tokenizer: Tokenizer, ids: list[int], output: Any) -> tuple[np.ndarray, Any]:
+def _words(tokenizer: Tokenizer, ids: list[int], output: LogitsOutput) -> tuple[np.ndarray, Any]:
     """Return the logits at the first mask, and the tokens in the order of their ids."""
     if tokenizer.mask_token_id not in ids:
         raise ValueError(f"text has no {tokenizer.mask_token} token, so there is nothing to predict")
