@@ -188,7 +188,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, longest: int | None = None) -> di
 def output_for(model: Model, tokenizer: Tokenizer, text: str, **options: Any) -> tuple[list[int], Any]:
     """Return a text's token ids and the model's output; raises as `tokens_of`."""
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
-    return encoded["input_ids"], model(**{name: [row] for name, row in encoded.items()}, **options)
+    return encoded["input_ids"], model(**(options | {name: [row] for name, row in encoded.items()}))
 
 
 KINDS = {"not predicted": "#e8e8e8", "the mask": BLUE, "a random word": ORANGE, "kept and predicted": AMBER}

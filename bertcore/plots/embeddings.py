@@ -110,7 +110,7 @@ def _projected(rows: np.ndarray, method: str, seed: int) -> tuple[np.ndarray, tu
 def _scatter(figure: Figure, place: Axes, points: np.ndarray, groups: Sequence[Any] | None, title: str) -> None:
     """Draw the points, each group in its colour and marker, with a legend."""
     if groups is None:
-        place.scatter(*points.T, s=24, color=BLUE, linewidth=0)
+        place.scatter(points[:, 0], points[:, 1], s=24, color=BLUE, linewidth=0)
         return
     names = [str(group) for group in groups]
     order = [name for name, _ in Counter(names).most_common()]
@@ -119,7 +119,7 @@ def _scatter(figure: Figure, place: Axes, points: np.ndarray, groups: Sequence[A
     for rank, name in enumerate([*own, None] if len(own) < len(order) else own):
         is_in = np.array([each == name if name is not None else each not in own for each in names])
         color, marker = (COLORS[rank % len(COLORS)], MARKERS[rank % len(MARKERS)]) if name is not None else (GREY, ".")
-        drawn = place.scatter(*points[is_in].T, s=30, color=color, marker=marker, linewidth=0)
+        drawn = place.scatter(points[is_in, 0], points[is_in, 1], s=30, color=color, marker=marker, linewidth=0)
         handles[drawn] = f"{'others' if name is None else shortened(name, 22)} ({is_in.sum()})"
     figure.legend(list(handles), list(handles.values()), loc="outside right upper", title=f"{title} (texts)")
 
@@ -135,7 +135,7 @@ def _annotate(figure: Figure, place: Axes, points: np.ndarray, texts: Sequence[s
         index = int(far.argmax())
         far = np.minimum(far, ((pixels - pixels[index]) ** 2).sum(axis=1))
         far[index] = -1
-        look = {"textcoords": "offset points", "fontsize": SMALL, "color": "#333333"}
+        look: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "color": "#333333"}
         label = place.annotate(shortened(texts[index], 40), points[index], xytext=(0, 0), **look)
         label.set_in_layout(False)
         for dx, dy, across, up in PLACES:

@@ -100,7 +100,7 @@ class EarlyStoppingCallback(TrainerCallback):
 class Callbacks:
     """All callbacks of a run, called in turn, with `details` beside those of each event."""
 
-    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], **details: object):
+    def __init__(self, callbacks: Sequence[TrainerCallback | type[TrainerCallback]], **details: Any):
         self.all: list[TrainerCallback] = []
         self.details = details
         for callback in callbacks:
@@ -123,7 +123,7 @@ class Callbacks:
                 return self.all.pop(number)
         return None
 
-    def call(self, event: str, *now: object, **details: object) -> None:
+    def call(self, event: str, *now: Any, **details: Any) -> None:
         """Call the method `event` of each callback; if on_train_begin raises, end the run for the earlier ones."""
         details = self.details | details
         with ExitStack() as ended_on_failure:

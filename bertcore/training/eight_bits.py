@@ -75,7 +75,7 @@ class AdamW8bit(AdamW):
             for start in range(0, array.size, AT_ONCE):
                 some = array[start : start + AT_ONCE]
                 read = [moment.read(start).astype(array.dtype, copy=False) for moment in moments]
-                rest = {"eps": self.eps, "grad_scale": scale, **options}
+                rest: dict[str, Any] = {"eps": self.eps, "grad_scale": scale, **options}
                 kernels.adam_update(some, grad[start : start + AT_ONCE], *read, **rest)
                 for moment, values in zip(moments, read, strict=True):
                     moment.write(start, values)

@@ -405,7 +405,7 @@ def _one_or_all(arrays: list[np.ndarray]) -> np.ndarray | tuple[np.ndarray, ...]
     return tuple(arrays) if len(arrays) > 1 else arrays[0] if arrays else None
 
 
-def _joined(parts: list[Any]) -> np.ndarray | tuple[np.ndarray, ...] | None:
+def _joined(parts: list[Any]) -> Any:
     """Return the batches' arrays as one; shorter rows are filled with -100."""
     if parts[0] is None:
         return None

@@ -152,7 +152,7 @@ class Optimizer:
             else:  # depends on the norms of the tensors
                 sets += zip(*map(parameter.pieces, whole), strict=True)
         if sets:
-            options = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": rule}
+            options: dict[str, Any] = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": rule}
             lists = map(list, zip(*sets, strict=True))
             kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
 

@@ -98,7 +98,7 @@ class Trainer:
         self.model, self.args, self.processing_class = model, args, processing_class
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_metrics, self.reduce = compute_metrics, preprocess_logits_for_metrics
-        self.objective = _weighed_for(model, objective or objectives.Supervised(args.label_smoothing_factor))
+        self.objective = _weighed_for(self.model, objective or objectives.Supervised(args.label_smoothing_factor))
         if type(self).compute_loss is not Trainer.compute_loss:
             self.objective = OwnLoss(self.compute_loss, self.objective)
         if args.optim_in_backward and not self.objective.is_one_pass:
