@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from . import checks
-from .arrays import is_bfloat16, working_dtype
+from .arrays import DTypeLike, NativeArray, Operand, is_bfloat16, working_dtype
 
 MISSING = "expected a NumPy, CuPy or PyTorch array"
 
@@ -51,7 +51,7 @@ class Argument:
         if schema is not None:
             self.schema = schema
 
-    def traced(self, name: str, value: Any) -> Any:
+    def traced(self, name: str, value: object) -> object:
         """Return the value in the form of a PyTorch operator with this schema."""
         return value
 
@@ -74,7 +74,7 @@ class _Array(Argument):
     def __init__(self, shape: str, *, optional: bool = False):
         self.axes, self.optional = tuple(shape.split()), optional
 
-    def check(self, name: str, array: Any, call: Call) -> Any:
+    def check(self, name: str, array: Operand | None, call: Call) -> Operand | None:
         if array is None:
             if self.optional:
                 return None
@@ -85,7 +85,7 @@ class _Array(Argument):
             check_axes(name, array.shape, self.axes, sizes)
         return array
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class Floats(_Array):
         super().__init__(shape, optional=optional)
         self.stored = stored
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         dtype = call.dtype
         if dtype is None:
             if not (self.stored and call.backend == "numba" and is_bfloat16(array.dtype)):
@@ -112,7 +112,7 @@ class Floats(_Array):
 class WideFloats(_Array):
     """An array of the dtype that the call computes in: float64 for float64 arrays, else float32."""
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         expected = working_dtype(call.dtype)
         if array.dtype != expected:
             raise TypeError(f"{name} has dtype {array.dtype}, expected {expected} for {call.first} of {call.dtype}")
@@ -121,14 +121,14 @@ class WideFloats(_Array):
 class Integers(_Array):
     """An array of integers."""
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         checks.integer(**{name: array})
 
 
 class QuantizedRows(_Array):
     """An array of bits, eight in a byte (uint8), or of int8, the same dtype for all arrays of a call."""
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         if array.dtype not in (np.uint8, np.int8):
             raise TypeError(f"{name} has dtype {array.dtype}, expected uint8 or int8")
         if call.dtype is None:
@@ -140,7 +140,7 @@ class QuantizedRows(_Array):
 class AnyArray(_Array):
     """An array of any dtype, which the contract checks itself."""
 
-    def _check_dtype(self, name: str, array: Any, call: Call) -> None:
+    def _check_dtype(self, name: str, array: Operand, call: Call) -> None:
         pass
 
 
@@ -155,7 +155,7 @@ class Offsets(Argument):
     def __init__(self, of: str, *, optional: bool = False):
         self.of, self.optional = of, optional
 
-    def check(self, name: str, value: Any, call: Call) -> Any:
+    def check(self, name: str, value: NativeArray | None, call: Call) -> NativeArray | None:
         if value is None and self.optional:
             return None
         if value is None:
@@ -171,14 +171,14 @@ class Seed(Argument):
     is_array, schema = True, "SymInt"
     plain = (int, float, str, np.generic)  # `check` distinguishes them
 
-    def traced(self, name: str, value: Any) -> Any:
+    def traced(self, name: str, value: object) -> object:
         if hasattr(value, "dtype") and not isinstance(value, np.generic):
             raise TypeError(f"{name} is an array, expected an integer under PyTorch's transforms")
         if isinstance(value, int) and 1 << 63 <= value < 1 << 64:  # an operator's integers are signed
             return value - (1 << 64)
         return value
 
-    def check(self, name: str, value: Any, call: Call) -> Any:
+    def check(self, name: str, value: Any, call: Call) -> int | NativeArray:
         if hasattr(value, "dtype") and not isinstance(value, np.generic):
             checks.seed_array(call.backend, **{name: value})
             return value
@@ -193,7 +193,7 @@ class Axis(Argument):
     def __init__(self, of: str):
         self.of = of
 
-    def check(self, name: str, value: Any, call: Call) -> int:
+    def check(self, name: str, value: object, call: Call) -> int:
         array = call.value(self.of)
         if not array.ndim:
             raise ValueError(f"{self.of} has shape (), expected one or more axes")
@@ -208,7 +208,7 @@ class Number(Argument):
     def __init__(self, minimum: float | None = None):
         self.minimum = minimum
 
-    def check(self, name: str, value: Any, call: Call) -> float:
+    def check(self, name: str, value: object, call: Call) -> float:
         return checks.number_of(call.dtype, name, value, minimum=self.minimum)
 
 
@@ -220,7 +220,7 @@ class Integer(Argument):
     def __init__(self, minimum: int | None = None, bits: int | None = None):
         self.minimum, self.bits = minimum, bits
 
-    def check(self, name: str, value: Any, call: Call) -> int:
+    def check(self, name: str, value: object, call: Call) -> int:
         value = checks.integer_number(name, value, minimum=self.minimum)
         if self.bits is not None and not -(2 ** (self.bits - 1)) <= value < 2 ** (self.bits - 1):
             raise ValueError(f"{name} is {value}, expected an integer of {self.bits} bits")
@@ -232,7 +232,7 @@ class Probability(Argument):
 
     schema = "float"
 
-    def check(self, name: str, value: Any, call: Call) -> float:
+    def check(self, name: str, value: object, call: Call) -> float:
         return checks.probability(name, value)
 
 
@@ -241,21 +241,21 @@ class Flag(Argument):
 
     schema = "bool"
 
-    def check(self, name: str, value: Any, call: Call) -> bool:
+    def check(self, name: str, value: object, call: Call) -> bool:
         return checks.boolean(name, value)
 
 
 class ResultDtype(Argument):
     """The floating dtype of the result; by default that of the arrays."""
 
-    def check(self, name: str, value: Any, call: Call) -> np.dtype:
+    def check(self, name: str, value: DTypeLike | None, call: Call) -> np.dtype:
         return call.dtype if value is None else checks.floating_dtype(name, value)
 
 
 class ParameterDtype(Argument):
     """The dtype of the gradients of parameters: by default that of `saved.input`; or float32 if that has 16 bits."""
 
-    def check(self, name: str, value: Any, call: Any) -> np.dtype:
+    def check(self, name: str, value: DTypeLike | None, call: Any) -> np.dtype:
         return checks.gradient_dtype(call.saved.input, value)
 
 
@@ -267,7 +267,7 @@ class Choice(Argument):
     def __init__(self, *options: str | None):
         self.options = options
 
-    def check(self, name: str, value: Any, call: Call) -> Any:
+    def check(self, name: str, value: object, call: Call) -> object:
         checks.choice(name, value, self.options)
         return value
 

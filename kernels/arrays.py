@@ -13,15 +13,20 @@ if TYPE_CHECKING:  # neither library is imported before its first use
     import cupy
     import torch
     from numpy.typing import ArrayLike as _ArrayLike
+    from numpy.typing import DTypeLike
+
+    from .deferred import Deferred
 
     Array: TypeAlias = np.ndarray | cupy.ndarray | torch.Tensor
     """An array of NumPy, CuPy or PyTorch."""
     NativeArray: TypeAlias = np.ndarray | cupy.ndarray
     """An array of NumPy or CuPy."""
+    Operand: TypeAlias = np.ndarray | cupy.ndarray | Deferred
+    """An array within an operation, of NumPy or CuPy; or one that a program computes later."""
     ArrayLike: TypeAlias = _ArrayLike | cupy.ndarray
     """Numbers in lists or an array of NumPy or CuPy."""
 else:
-    Array = NativeArray = ArrayLike = Any
+    Array = NativeArray = Operand = ArrayLike = DTypeLike = Any
 
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | cupy.ndarray | torch.Tensor")
 """The kind of array that came in, for functions that return the same kind."""

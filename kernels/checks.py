@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .arrays import is_bfloat16, working_dtype
+from .arrays import DTypeLike, NativeArray, Operand, is_bfloat16, working_dtype
 
 LARGEST = int(np.finfo(np.float64).max)
 SMALLEST_FLOAT32, LARGEST_FLOAT32 = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -21,7 +21,7 @@ _NUMBERS = (int, float, np.integer, np.floating)
 BACKEND_DTYPES = {"numba": ("float32", "float64"), "cupy": ("float32", "float16", "bfloat16")}
 
 
-def floating(backend: str, **arrays: Any) -> None:
+def floating(backend: str, **arrays: Operand | None) -> None:
     """Raise TypeError unless all arrays share a floating dtype that `backend` computes in; None entries are skipped."""
     dtype = None
     for name, array in arrays.items():
@@ -49,7 +49,7 @@ def _floating_problem(backend: str, dtype: np.dtype) -> str | None:
     )
 
 
-def integer(**arrays: Any) -> None:
+def integer(**arrays: Operand) -> None:
     """Raise TypeError unless all arrays hold integers; booleans are not integers."""
     for name, array in arrays.items():
         if array.dtype.kind not in "iu" or not array.dtype.isnative:
@@ -75,7 +75,7 @@ def numbers(name: str, count: int) -> list[str]:
     return [f"{name}[{index}]" for index in range(count)]
 
 
-def shape(expected: tuple[int | None, ...], **arrays: Any) -> None:
+def shape(expected: tuple[int | None, ...], **arrays: Operand | None) -> None:
     """Raise ValueError unless all arrays have the shape `expected`, None for any length; None entries are skipped."""
     for name, array in arrays.items():
         if array is not None and array.shape != expected and not _fits(array.shape, expected):
@@ -93,7 +93,7 @@ def _fits(found: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     return True
 
 
-def axis(name: str, value: Any, ndim: int) -> int:
+def axis(name: str, value: object, ndim: int) -> int:
     """Return `value` as an axis of an array with `ndim` axes, counted from the front."""
     value = integer_number(name, value)
     if not -ndim <= value < ndim:
@@ -101,7 +101,7 @@ def axis(name: str, value: Any, ndim: int) -> int:
     return value % ndim
 
 
-def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
+def integer_number(name: str, value: object, *, minimum: int | None = None) -> int:
     """Return `value` as an int, not below `minimum`."""
     if not isinstance(value, int | np.integer) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}, expected an integer")
@@ -110,14 +110,14 @@ def integer_number(name: str, value: Any, *, minimum: int | None = None) -> int:
     return int(value)
 
 
-def boolean(name: str, value: Any) -> bool:
+def boolean(name: str, value: object) -> bool:
     """Return `value` as a bool; TypeError for anything else."""
     if not isinstance(value, bool | np.bool_):
         raise TypeError(f"{name} is {value!r}, expected True or False")
     return bool(value)
 
 
-def floating_dtype(name: str, value: Any) -> np.dtype:
+def floating_dtype(name: str, value: DTypeLike | None) -> np.dtype:
     """Return `value` as a floating dtype of NumPy or ml_dtypes."""
     try:
         dtype = np.dtype(value)
@@ -129,7 +129,7 @@ def floating_dtype(name: str, value: Any) -> np.dtype:
     return dtype
 
 
-def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
+def gradient_dtype(input: Operand, dtype: Any, found: str = "dtype is") -> np.dtype:
     """Return the dtype of parameter gradients: that of `input`, also for None, or float32 for a 16-bit input."""
     if dtype is None:
         return input.dtype
@@ -140,14 +140,14 @@ def gradient_dtype(input: Any, dtype: Any, found: str = "dtype is") -> np.dtype:
     return dtype
 
 
-def same_dtype(like: str, array: Any, **arrays: Any) -> None:
+def same_dtype(like: str, array: Operand, **arrays: Operand) -> None:
     """Raise TypeError unless the arrays have the dtype of `array`, whose name is `like`."""
     for name, other in arrays.items():
         if other.dtype != array.dtype:
             raise TypeError(f"{name} has dtype {other.dtype}, expected {array.dtype} as {like} has")
 
 
-def dtype_of_moments(**parameter: Any) -> np.dtype:
+def dtype_of_moments(**parameter: NativeArray) -> np.dtype:
     """Return the dtype of a parameter and its moments: not 16 bits, in which eps and most squared gradients are 0."""
     ((name, array),) = parameter.items()
     if array.dtype.itemsize < 4:
@@ -155,7 +155,7 @@ def dtype_of_moments(**parameter: Any) -> np.dtype:
     return array.dtype
 
 
-def choice(name: str, value: Any, options: Collection[Any]) -> None:
+def choice(name: str, value: object, options: Collection[Any]) -> None:
     """Raise TypeError for anything but text (or None, if that is an option), ValueError for another text."""
     if isinstance(value, str | None) and value in options:
         return
@@ -163,7 +163,7 @@ def choice(name: str, value: Any, options: Collection[Any]) -> None:
     raise error(f"{name} is {value!r}, expected one of {', '.join(map(repr, options))}")
 
 
-def finite_number(name: str, value: Any, *, minimum: float | None = None) -> float:
+def finite_number(name: str, value: object, *, minimum: float | None = None) -> float:
     """Return `value` as a finite float, not below `minimum`."""
     if type(value) is not float and (not isinstance(value, _NUMBERS) or isinstance(value, bool)):
         raise TypeError(f"{name} is {value!r}, expected a number")
@@ -176,7 +176,7 @@ def finite_number(name: str, value: Any, *, minimum: float | None = None) -> flo
 
 
 def number_of(
-    dtype: np.dtype, name: str, value: Any, *, minimum: float | None = None, may_vanish: bool = False
+    dtype: np.dtype, name: str, value: object, *, minimum: float | None = None, may_vanish: bool = False
 ) -> float:
     """Return `value` as a float for arrays of `dtype`: 0, or a normal number of the working dtype.
 
@@ -204,7 +204,7 @@ def _normal_range(dtype: np.dtype) -> tuple[np.dtype, float, float]:
     return working, float(limits.tiny), float(limits.max)
 
 
-def overlaps_itself(array: Any) -> bool:
+def overlaps_itself(array: Operand) -> bool:
     """Return whether elements of `array` may share memory: an axis steps by less than those within it span."""
     span, steps = array.itemsize, zip(map(abs, array.strides), array.shape, strict=True)
     for stride, size in sorted(step for step in steps if step[1] > 1):
@@ -228,7 +228,7 @@ def aligned(**arrays: Any) -> None:
             )
 
 
-def updatable(**arrays: Any) -> None:
+def updatable(**arrays: NativeArray) -> None:
     """Raise ValueError unless the arrays can be changed in place, in C order."""
     for name, array in arrays.items():
         flags = array.flags
@@ -240,7 +240,7 @@ def updatable(**arrays: Any) -> None:
         raise ValueError(f"{name} is {what}, expected an array that can be updated in place")
 
 
-def writable_rows(name: str, array: Any) -> None:
+def writable_rows(name: str, array: NativeArray) -> None:
     """Raise ValueError unless `array` is writable and its rows are contiguous."""
     flags = array.flags
     is_writable = getattr(flags, "writeable", True) and not overlaps_itself(array)
@@ -250,7 +250,7 @@ def writable_rows(name: str, array: Any) -> None:
         raise ValueError(f"{name} is {what}, expected an array that can be written to row by row")
 
 
-def no_two_overlap(**arrays: Any) -> None:
+def no_two_overlap(**arrays: NativeArray) -> None:
     """Raise ValueError if two C-contiguous arrays in host memory overlap."""
     on_host = [(name, array) for name, array in arrays.items() if isinstance(array, np.ndarray)]
     for (name, array), (other, beside) in itertools.combinations(on_host, 2):
@@ -270,7 +270,7 @@ def overlaps_none(target: str, arrays: dict[str, Any]) -> None:
             raise ValueError(f"{target} shares memory with {name}, expected an array that overlaps no other")
 
 
-def probability(name: str, value: Any) -> float:
+def probability(name: str, value: object) -> float:
     """Return `value` as a float of at least 0 and below 1."""
     value = finite_number(name, value, minimum=0)
     if value >= 1:
@@ -278,7 +278,7 @@ def probability(name: str, value: Any) -> float:
     return value
 
 
-def seed(name: str, value: Any) -> int:
+def seed(name: str, value: object) -> int:
     """Return `value` as an int of 64 bits, not negative."""
     value = integer_number(name, value, minimum=0)
     if value >= 1 << 64:
@@ -286,7 +286,7 @@ def seed(name: str, value: Any) -> int:
     return value
 
 
-def seed_array(backend: str, **arrays: Any) -> None:
+def seed_array(backend: str, **arrays: NativeArray | None) -> None:
     """Raise an error unless a seed that is an array is one uint64 on CUDA, whose kernels read it when they run."""
     for name, array in arrays.items():
         if array is None:
@@ -299,7 +299,7 @@ def seed_array(backend: str, **arrays: Any) -> None:
             raise ValueError(f"{name} has shape {array.shape}, expected () or (1,)")
 
 
-def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> None:
+def in_range(name: str, values: NativeArray, size: int, *, also: int | None = None) -> None:
     """Raise ValueError unless host integers lie in [0, size) or equal `also`; arrays on a GPU are not read."""
     if not isinstance(values, np.ndarray) or values.size == 0:
         return
@@ -313,7 +313,7 @@ def in_range(name: str, values: Any, size: int, *, also: int | None = None) -> N
         raise ValueError(f"{found}, expected {' or '.join(expected) or 'an empty array'}")
 
 
-def offsets(name: str, values: Any, what: str, tokens: int) -> Any:
+def offsets(name: str, values: NativeArray, what: str, tokens: int) -> NativeArray:
     """Return `values` as int32 offsets of sequences that fill the `tokens` of `what`; on a GPU they are not read."""
     integer(**{name: values})
     if values.ndim != 1 or values.shape[0] == 0:

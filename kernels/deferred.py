@@ -55,7 +55,7 @@ class Deferred:
         """Return whether code outside the program may read or have written the memory."""
         return self.memory.is_shared
 
-    def reshape(self, *shape: Any) -> Any:
+    def reshape(self, *shape: Any) -> "Deferred | np.ndarray":
         if not self.array.flags.c_contiguous:  # reshaping might have to copy
             return self.result().reshape(*shape)
         return Deferred(self.recorder, self.array.reshape(*shape), self.memory)
@@ -104,7 +104,7 @@ class Memory:
             self.recorder.release(self.block)
 
 
-def computed(array: Any) -> Any:
+def computed(array: object) -> Any:
     """Return the values of a Deferred, or `array` itself."""
     return array.result() if type(array) is Deferred else array
 

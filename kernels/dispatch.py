@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from . import _cuda, checks
+from .arrays import NativeArray
 from .errors import BackendUnavailable
 from .settings import PACKAGE, PROJECT, setting, variable
 from .threads import detect_threads
@@ -93,7 +94,7 @@ def startup_error(name: str) -> str | None:
     return None
 
 
-def array_module(array: Any) -> ModuleType:
+def array_module(array: object) -> ModuleType:
     """Return the module of a NumPy or CuPy array: numpy or cupy."""
     return _module_of(type(array))
 
@@ -114,7 +115,7 @@ def _library(kind: type) -> str:
     return kind.__module__.partition(".")[0]
 
 
-def to_backend(array: np.ndarray, backend: str | None = None) -> Any:
+def to_backend(array: np.ndarray, backend: str | None = None) -> NativeArray:
     """Return `array` in the memory of a backend, by default the active one: on the GPU for "cupy".
 
     The host does not wait for the copy, which CuPy makes from its own pinned memory.
@@ -283,7 +284,7 @@ class ArrayCall:
             raise ValueError(f"the arrays are on {len(devices)} GPUs, expected all of them on one")
         return _on_device(*devices)
 
-    def native(self, name: str, array: Any) -> tuple[Any, str]:
+    def native(self, name: str, array: object) -> tuple[Any, str]:
         """Return `array` as a NumPy or CuPy array, and the place of its memory: "host" or "GPU"."""
         if type(array) is np.ndarray:
             return array, "host"
@@ -349,6 +350,6 @@ def array_of(name: str, tensor: Any) -> tuple[Any, str]:
     return np.from_dlpack(tensor), "host"
 
 
-def tensor_of(array: Any) -> Any:
+def tensor_of(array: NativeArray | None) -> Any:
     """Return a tensor of the memory of an array; None for None."""
     return None if array is None else importlib.import_module("torch").from_dlpack(array)

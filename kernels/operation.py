@@ -44,7 +44,10 @@ import numpy as np
 
 from . import _cuda, checks, dispatch
 from .arguments import MISSING, Argument
+from .arrays import Array, Operand
 from .deferred import Deferred
+
+Function = Callable[..., Any]  # of an implementation: reference.py, cpu.py or cuda.py
 
 OPERATIONS: dict[str, "Operation"] = {}
 """All records by name."""
@@ -153,7 +156,7 @@ class Operation:
             return output
         return output, self.saves(*[output if place < 0 else values[place] for place in self._kept])
 
-    def backward(self, backend: str, grad_output: Any, saved: Any, *options: Any, is_current: bool = False) -> Any:
+    def backward(self, backend: str, grad_output: Operand, saved: Any, *options: Any, is_current: bool = False) -> Any:
         """Compute the gradients from `saved` of `forward`, without checks."""
         if backend == "cupy" and not is_current:
             with dispatch.on_device_of(grad_output):
@@ -164,7 +167,7 @@ class Operation:
             return self._backward(function, backend, grad_output, saved, *options)
         return function(grad_output, *saved, *options)
 
-    def open_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> "BackwardCall":
+    def open_backward(self, backend: str | None, grad_output: Array, saved: Any, **options: Any) -> "BackwardCall":
         """Return the call of the backward, checked; of arrays in options only that they are arrays."""
         if type(saved) is not self.saves:
             expected = f"expected {self.saves.__name__}, which {self.name} returns with save=True"
@@ -187,7 +190,7 @@ class Operation:
             call.options[option] = argument.check(option, call.options[option], call)
         return call
 
-    def call_backward(self, backend: str | None, grad_output: Any, saved: Any, **options: Any) -> Any:
+    def call_backward(self, backend: str | None, grad_output: Array, saved: Any, **options: Any) -> Any:
         """Check `grad_output` against `saved` and compute the gradients."""
         return self.open_backward(backend, grad_output, saved, **options).run()
 
@@ -315,7 +318,7 @@ class BackwardCall(Call):
         return as_tensors(result, {}) if self._are_tensors else result
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     return hasattr(value, "__dlpack__") and not isinstance(value, np.generic)
 
 

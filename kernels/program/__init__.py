@@ -16,7 +16,7 @@ keeps programs, with their memory, for shapes that recur. This folder imports op
 import functools
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from operator import itemgetter
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class Program:
         self.used: list[Any] = []  # keeps alive the arrays that the steps read by address
         self.nbytes = 0  # of all memory for results
         self.has_run = False  # also True if a run was interrupted
-        self.storage: Any = None  # of the weights (linear/cpu/step.py), once a step uses weights
+        self.storage: np.generic | None = None  # of the weights (linear/cpu/step.py), once a step uses weights
         self._idle: list[np.ndarray] = []
 
     def enter(self, array: np.ndarray) -> Deferred:
@@ -65,7 +65,7 @@ class Program:
         memory.is_shared = True
         return Deferred(self, array, memory)
 
-    def call(self, module: Any, function: str, *args: Any) -> Any:
+    def call(self, module: ModuleType, function: str, *args: Any) -> Any:
         """Record a step for `function` of an implementation, or compute it at once if it cannot be recorded."""
         given = list(args)
         for place, arg in enumerate(args):
@@ -105,13 +105,13 @@ class Program:
         self.used.append(array)
         return array.__array_interface__["data"][0]
 
-    def takes(self, storage: Any) -> bool:
+    def takes(self, storage: np.generic) -> bool:
         """Return whether weights are stored as `storage`, a typed scalar; the first call sets it."""
         if self.storage is None:
             self.storage = storage
         return type(self.storage) is type(storage)  # typed zeros are all equal
 
-    def record(self, kind: np.dtype, tasks: int, **fields: Any) -> None:
+    def record(self, kind: np.dtype, tasks: int, **fields: object) -> None:
         """Append a step: a record of its operation's dtype, for up to `tasks` tasks."""
         if fields.keys() != kind.fields.keys():
             raise TypeError(f"the step has the fields {sorted(fields)}, expected {sorted(kind.fields)}")
@@ -171,7 +171,7 @@ def _built(program: Program, build: Build, arrays: Sequence[np.ndarray | None]) 
     return build(*[None if array is None else program.enter(array) for array in given], offsets)
 
 
-def is_complete(program: Program, output: Any) -> bool:
+def is_complete(program: Program, output: object) -> bool:
     """Return whether all operations that lead to `output` were recorded, and none was computed at once."""
     return type(output) is Deferred and not program.has_run
 
@@ -191,7 +191,7 @@ class Recordings:
     def __reduce__(self) -> tuple[Any, ...]:
         return Recordings, ()  # a copy has arrays at other addresses
 
-    def run(self, key: Any, build: Build, *arrays: np.ndarray | None) -> np.ndarray:
+    def run(self, key: Hashable, build: Build, *arrays: np.ndarray | None) -> np.ndarray:
         """Return the result of build(*arrays), computed as a program.
 
         Args:
@@ -220,7 +220,7 @@ class Recordings:
                 self._let_go_beyond(MOST_KEPT)
         return result
 
-    def _take(self, key: Any) -> _Recording | None:
+    def _take(self, key: Hashable) -> _Recording | None:
         """Return a recording that no other thread runs; its shapes become the last used."""
         waiting = self.kept.pop(key, None)
         found = waiting.pop() if waiting else None
@@ -228,7 +228,7 @@ class Recordings:
             self.kept.setdefault(key, []).extend(waiting)
         return found
 
-    def _note(self, key: Any, can_be_kept: bool) -> None:
+    def _note(self, key: Hashable, can_be_kept: bool) -> None:
         self.seen[key] = can_be_kept
         if len(self.seen) > MOST_SEEN:
             self.seen.pop(next(iter(list(self.seen))), None)
