@@ -13,14 +13,13 @@ with a batch of 1. grad_bias may have size 1 along axes on which bias has a stri
 write the first three gradients to.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
 from ..arguments import AnyArray, Argument, Flag, Floats, Probability, Seed, WideFloats
-from ..arrays import Array, ArrayT
-from ..operation import BackwardCall, Call, Operation
+from ..arrays import Array, ArrayT, NativeArray, Operand
+from ..operation import BackwardCall, Call, Function, Operation
 from .arguments import UNLIMITED, AttentionArguments, check_arguments, check_window, four_axes, scoring_of, terms_of
 from .positions import TERMS, RelativePositions, alibi_positions, bucketed_distances
 
@@ -35,10 +34,10 @@ _TARGETS = ("out[0]", "out[1]", "out[2]")
 class AttentionGradients(NamedTuple):
     """The gradients of `attention`, each with its array's shape and dtype; None if the array is None."""
 
-    query: Any
-    key: Any
-    value: Any
-    bias: Any
+    query: Array
+    key: Array
+    value: Array
+    bias: Array | None
     relative: RelativePositions | None
 
 
@@ -75,7 +74,7 @@ class AttentionSaved(NamedTuple):
     longest: int | None = None
 
 
-def _forward(function: Callable[..., Any], backend: str, save: bool, *values: Any) -> Any:
+def _forward(function: Function, backend: str, save: bool, *values: Any) -> Any:
     given = AttentionArguments(*values)
     is_packed, asked = given.cu_seqlens is not None, (given.return_probs, given.return_components)
     query, key, value = (four_axes(array, is_packed) for array in values[:3])
@@ -93,7 +92,7 @@ def _forward(function: Callable[..., Any], backend: str, save: bool, *values: An
 
 
 def _backward(
-    function: Callable[..., Any], backend: str, grad_output: Any, saved: AttentionSaved, *out: Any
+    function: Function, backend: str, grad_output: NativeArray, saved: AttentionSaved, *out: NativeArray
 ) -> tuple[Any, ...]:
     """Return the gradients of query, key, value, bias and the TERMS of `RelativePositions`."""
     is_packed, bias = saved.cu_seqlens is not None, saved.bias
@@ -127,10 +126,10 @@ class _Window(Argument):
 
     schema = "SymInt[]"
 
-    def traced(self, name: str, value: Any) -> list[int]:
+    def traced(self, name: str, value: object) -> list[int]:
         return list(check_window(value))
 
-    def check(self, name: str, value: Any, call: Call) -> tuple[int, int]:
+    def check(self, name: str, value: object, call: Call) -> tuple[int, int]:
         return check_window(value)
 
 
@@ -188,7 +187,7 @@ def attention(
     relative: RelativePositions | None = None,
     scale: float | None = None,
     dropout_p: float = 0.0,
-    dropout_seed: Any = 0,
+    dropout_seed: int | Array = 0,
     compute_dtype: str | None = None,
     return_lse: bool = False,
     return_probs: bool = False,
@@ -303,7 +302,7 @@ def _checked(backend: str, saved: AttentionSaved) -> AttentionSaved:
     return saved._replace(**{name: getattr(given, name) for name in _KEPT})
 
 
-def _packed(array: Any) -> Any:
+def _packed(array: Operand) -> Operand:
     """(1, heads, tokens, head_dim) as (tokens, heads, head_dim)."""
     return array[0].transpose(1, 0, 2)
 
@@ -321,7 +320,7 @@ def _check_targets(call: BackwardCall) -> None:
         checks.overlaps_none(name, named)
 
 
-def _sum_to_shape(grad: Any, shape: tuple[int, ...]) -> Any:
+def _sum_to_shape(grad: NativeArray, shape: tuple[int, ...]) -> NativeArray:
     """grad, (sequences, heads, longest query, longest key), summed over the axes along which `shape` was broadcast.
 
     A backend may have done so already: then grad has size 1 there.

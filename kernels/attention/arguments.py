@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import checks
+from ..arrays import NativeArray, Operand
 from .positions import OF_RELATIVE, RelativePositions
 
 COMPUTE_DTYPES = (None, "bfloat16")
@@ -21,45 +22,45 @@ class Scoring(NamedTuple):
     arrays of tokens in `relative` have four axes like the query, those of segments two; `window` is a pair of ints.
     """
 
-    cu_seqlens: Any
-    cu_seqlens_k: Any
-    attn_mask: Any
-    bias: Any
+    cu_seqlens: NativeArray | None
+    cu_seqlens_k: NativeArray | None
+    attn_mask: NativeArray | None
+    bias: NativeArray | None
     is_causal: bool
     window: tuple[int, int]
     relative: RelativePositions | None
     scale: float
     dropout_p: float = 0.0
-    dropout_seed: Any = 0
+    dropout_seed: int | NativeArray = 0
 
 
 class AttentionArguments(NamedTuple):
     """The arguments of `attention` in the order of its record; the fields of `relative` are separate."""
 
-    query: Any
-    key: Any
-    value: Any
-    cu_seqlens: Any = None
-    cu_seqlens_k: Any = None
-    attn_mask: Any = None
-    bias: Any = None
+    query: Operand
+    key: Operand
+    value: Operand
+    cu_seqlens: NativeArray | None = None
+    cu_seqlens_k: NativeArray | None = None
+    attn_mask: Operand | None = None
+    bias: Operand | None = None
     is_causal: bool = False
     window: tuple[int, int] = (UNLIMITED, UNLIMITED)
     scale: float | None = None
     dropout_p: float = 0.0
-    dropout_seed: Any = 0
+    dropout_seed: int | NativeArray = 0
     compute_dtype: str | None = None
     return_lse: bool = False
     return_probs: bool = False
     return_components: bool = False
-    distance_rows: Any = None
-    position_key: Any = None
-    position_query: Any = None
-    query_for_position: Any = None
-    position_bias: Any = None
-    segment_ids: Any = None
-    segment_ids_k: Any = None
-    segment_scores: Any = None
+    distance_rows: NativeArray | None = None
+    position_key: Operand | None = None
+    position_query: Operand | None = None
+    query_for_position: Operand | None = None
+    position_bias: Operand | None = None
+    segment_ids: NativeArray | None = None
+    segment_ids_k: NativeArray | None = None
+    segment_scores: Operand | None = None
     longest: int | None = None
 
 
@@ -132,24 +133,24 @@ def scoring_of(given: Any) -> Scoring:
 def _with_four_axes(relative: RelativePositions, is_packed: bool) -> RelativePositions:
     tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
     per_query = {name: getattr(relative, name) for name in ("query_for_position", "segment_scores")}
-    changes = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
+    changes: dict[str, Any] = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
     changes |= {name: four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
     if is_packed and relative.segment_ids is not None:
-        changes |= {"segment_ids": relative.segment_ids[None], "segment_ids_k": relative.segment_ids_k[None]}
+        changes |= {name: getattr(relative, name)[None] for name in ("segment_ids", "segment_ids_k")}
     return replace(relative, **changes)
 
 
-def four_axes(array: Any, is_packed: bool) -> Any:
+def four_axes(array: Operand, is_packed: bool) -> Operand:
     """Return `array` as (batch, heads, length, head_dim), the last axis contiguous; a view where possible."""
     return _unit_columns(array.transpose(1, 0, 2)[None] if is_packed else array)
 
 
-def _unit_columns(array: Any) -> Any:
+def _unit_columns(array: Operand) -> Operand:
     """Return `array` with contiguous rows; a view where possible."""
     return array if array.strides[-1] == array.itemsize else array.copy(order="C")
 
 
-def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
+def check_dense(query: Operand, key: Operand, value: Operand, cu_seqlens_k: NativeArray | None) -> None:
     """Check that query, key and value fit each other without offsets."""
     if cu_seqlens_k is not None:
         raise ValueError("cu_seqlens_k is given without cu_seqlens: packed arrays need both, dense ones neither")
@@ -164,7 +165,9 @@ def check_dense(query: Any, key: Any, value: Any, cu_seqlens_k: Any) -> None:
     _check_heads(query, key, value)
 
 
-def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k: Any) -> tuple[Any, Any]:
+def check_packed(
+    query: Operand, key: Operand, value: Operand, cu_seqlens: NativeArray, cu_seqlens_k: NativeArray | None
+) -> tuple[NativeArray, NativeArray]:
     """Return the offsets of queries and of keys, as int32."""
     if not (query.ndim == key.ndim == 3 and query.shape[2] == key.shape[2]):
         checks.shape((None,) * 3, query=query)
@@ -183,7 +186,7 @@ def check_packed(query: Any, key: Any, value: Any, cu_seqlens: Any, cu_seqlens_k
     return cu_seqlens, cu_seqlens_k
 
 
-def _check_heads(query: Any, key: Any, value: Any) -> None:
+def _check_heads(query: Operand, key: Operand, value: Operand) -> None:
     if value.shape != key.shape:
         checks.shape(key.shape, value=value)
     heads, shared = query.shape[1], key.shape[1]
@@ -191,7 +194,10 @@ def _check_heads(query: Any, key: Any, value: Any) -> None:
         raise ValueError(f"key has {shared} heads and query has {heads}, expected a number that divides that")
 
 
-def scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *masks: Any) -> tuple[int, ...]:
+def scores_shape(
+    query: Operand, key: Operand, cu_seqlens: NativeArray | None, cu_seqlens_k: NativeArray | None,
+    *masks: Operand | None,
+) -> tuple[int, ...]:  # fmt: skip
     """Return (sequences, heads, longest query sequence, longest key sequence)."""
     if cu_seqlens is None:
         return (*query.shape[:3], key.shape[2])
@@ -199,7 +205,7 @@ def scores_shape(query: Any, key: Any, cu_seqlens: Any, cu_seqlens_k: Any, *mask
     return (cu_seqlens.shape[0] - 1, query.shape[1], *longest)
 
 
-def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
+def _longest(offsets: NativeArray | None, array: Operand, axis: int, *masks: Operand | None) -> int:
     """Return the longest sequence; on a GPU, where offsets are not read, the length in the masks, or else a bound."""
     if isinstance(offsets, np.ndarray):
         return int(np.diff(offsets).max(initial=0))
@@ -207,7 +213,7 @@ def _longest(offsets: Any, array: Any, axis: int, *masks: Any) -> int:
     return max(sizes, default=array.shape[0])
 
 
-def broadcast_mask(name: str, array: Any, shape: tuple[int, ...]) -> Any:
+def broadcast_mask(name: str, array: Operand | None, shape: tuple[int, ...]) -> NativeArray | None:
     """Return a view of a mask or bias in the `scores_shape`; None stays None."""
     if array is None:
         return None
@@ -220,14 +226,14 @@ def broadcast_mask(name: str, array: Any, shape: tuple[int, ...]) -> Any:
     return np.broadcast_to(array, shape)  # CuPy handles the call for its own arrays
 
 
-def scale_or_default(scale: Any, query: Any) -> float:
+def scale_or_default(scale: object, query: Operand) -> float:
     """Return the number `scale`, by default 1 / sqrt(head_dim)."""
     if scale is None:
         return 1 / math.sqrt(max(query.shape[-1], 1))
     return checks.number_of(query.dtype, "scale", scale)
 
 
-def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
+def check_compute_dtype(compute_dtype: object, backend: str, query: Operand) -> None:
     """Check that the backend supports `compute_dtype` for the query's dtype."""
     if compute_dtype is None:
         return
@@ -240,7 +246,7 @@ def check_compute_dtype(compute_dtype: Any, backend: str, query: Any) -> None:
         raise TypeError(f"query has dtype {query.dtype}, expected float32 with compute_dtype={compute_dtype!r}")
 
 
-def check_window(window: Any) -> tuple[int, int]:
+def check_window(window: object) -> tuple[int, int]:
     """Return (left, right), the numbers of keys before and after its own position that a query attends to."""
     if window is None:
         return UNLIMITED, UNLIMITED
@@ -252,11 +258,11 @@ def check_window(window: Any) -> tuple[int, int]:
     return left, right
 
 
-def check_relative(relative: RelativePositions, query: Any, key: Any) -> RelativePositions:
+def check_relative(relative: RelativePositions, query: Operand, key: Operand) -> RelativePositions:
     """Check the terms against queries and keys (tokens on the first axis; dense: last but one); make integers int32."""
     _check_tables(relative, query)
     ids, ids_k = _check_segments(relative, query, key)
-    rows = relative.distance_rows
+    rows: Any = relative.distance_rows
     checks.integer(distance_rows=rows)
     if rows.ndim != 1 or rows.shape[0] % 2 == 0:
         raise ValueError(f"distance_rows has shape {rows.shape}, expected an odd number of rows on one axis")
@@ -265,7 +271,7 @@ def check_relative(relative: RelativePositions, query: Any, key: Any) -> Relativ
     return replace(relative, distance_rows=rows, segment_ids=ids, segment_ids_k=ids_k)
 
 
-def check_longest(longest: Any, *offsets: Any) -> None:
+def check_longest(longest: object, *offsets: NativeArray | None) -> None:
     """Check that no sequence of the offsets (None for dense arrays) is longer; those on a GPU are not read."""
     if longest is None:
         return
@@ -281,14 +287,14 @@ def table_rows(relative: RelativePositions) -> int:
     return next(table.shape[0] for table in tables if table is not None)
 
 
-def heads_first(table: Any) -> Any:
+def heads_first(table: Operand | None) -> Operand | None:
     """Return a table, (rows, heads, head_dim) or (rows, heads), as (1, heads, rows, columns); None stays None."""
     if table is None:
         return None
     return (table if table.ndim == 3 else table[:, :, None]).transpose(1, 0, 2)[None]
 
 
-def _check_tables(relative: RelativePositions, query: Any) -> None:
+def _check_tables(relative: RelativePositions, query: Operand) -> None:
     tables = {name: getattr(relative, name) for name in ("position_key", "position_query", "position_bias")}
     if all(table is None for table in tables.values()):
         raise ValueError("position_key, position_query and position_bias are all None, expected at least one of them")
@@ -302,7 +308,7 @@ def _check_tables(relative: RelativePositions, query: Any) -> None:
     checks.shape(query.shape, query_for_position=relative.query_for_position)
 
 
-def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[Any, Any]:
+def _check_segments(relative: RelativePositions, query: Operand, key: Operand) -> tuple[Any, Any]:
     """Return the segments of queries and keys as int32, or (None, None)."""
     segment_ids, segment_ids_k, scores = relative.segment_ids, relative.segment_ids_k, relative.segment_scores
     if (segment_ids is None) != (scores is None):
@@ -314,7 +320,7 @@ def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[
         return None, None
     checks.shape((*query.shape[:-1], 2), segment_scores=scores)
     tokens, tokens_k = _token_shape(query), _token_shape(key)
-    ids = {"segment_ids": segment_ids}
+    ids: dict[str, Any] = {"segment_ids": segment_ids}
     if segment_ids_k is not None:
         ids["segment_ids_k"] = segment_ids_k
     elif tokens != tokens_k:
@@ -331,6 +337,6 @@ def _check_segments(relative: RelativePositions, query: Any, key: Any) -> tuple[
     return converted[0], converted[-1]
 
 
-def _token_shape(array: Any) -> tuple[int, ...]:
+def _token_shape(array: Operand) -> tuple[int, ...]:
     """Return (tokens,) for packed arrays, (batch, length) for dense ones."""
     return array.shape[:1] if array.ndim == 3 else (array.shape[0], array.shape[2])

@@ -2,11 +2,11 @@
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
 
 import numpy as np
 
 from .. import checks
+from ..arrays import Array, DTypeLike
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,14 +47,14 @@ class RelativePositions:
             checked, it sets the memory of gradients; without it they read cu_seqlens, which waits for the GPU.
     """
 
-    distance_rows: Any
-    position_key: Any = None
-    position_query: Any = None
-    query_for_position: Any = None
-    position_bias: Any = None
-    segment_ids: Any = None
-    segment_ids_k: Any = None
-    segment_scores: Any = None
+    distance_rows: Array | None
+    position_key: Array | None = None
+    position_query: Array | None = None
+    query_for_position: Array | None = None
+    position_bias: Array | None = None
+    segment_ids: Array | None = None
+    segment_ids_k: Array | None = None
+    segment_scores: Array | None = None
     longest: int | None = None
 
 
@@ -65,7 +65,7 @@ TERMS = ("position_key", "position_query", "query_for_position", "position_bias"
 OF_RELATIVE = tuple(field.name for field in fields(RelativePositions) if field.name != "longest")
 
 
-def alibi_positions(num_heads: int, longest: int, dtype: Any = np.float32) -> RelativePositions:
+def alibi_positions(num_heads: int, longest: int, dtype: DTypeLike = np.float32) -> RelativePositions:
     """Attention with linear biases: -slope * |distance|, symmetric (Press et al. 2021, arXiv:2108.12409).
 
     The slopes of n heads, n a power of two, are 2^(-8 k / n) for k from 1 to n. Other numbers of heads use those of the

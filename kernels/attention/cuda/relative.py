@@ -15,12 +15,13 @@ with one order of summation for each shape; a table's gradient is summed over al
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ... import _cuda
 from ..._cuda import cublaslt
+from ...arrays import NativeArray
 from ..arguments import heads_first
 from .problem import set_strides
 
@@ -116,11 +117,11 @@ MOST_BYTES = 256 << 20
 class Products(NamedTuple):
     """Struct Terms of backward.cuh: the products of some heads, unscaled; None if absent."""
 
-    to_position: Any = None  # (heads, tokens, rows)
-    from_position: Any = None  # (heads, tokens of keys, rows)
-    segment_scores: Any = None  # (heads, tokens, 2)
-    segment_ids: Any = None
-    segment_ids_k: Any = None
+    to_position: NativeArray | None = None  # (heads, tokens, rows)
+    from_position: NativeArray | None = None  # (heads, tokens of keys, rows)
+    segment_scores: NativeArray | None = None  # (heads, tokens, 2)
+    segment_ids: NativeArray | None = None
+    segment_ids_k: NativeArray | None = None
 
 
 def some_heads(problem, *parts):
