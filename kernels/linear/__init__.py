@@ -1,7 +1,6 @@
 """Affine map with a weight prepared once, and optional bias, activation and residual; forward and backward."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,8 +9,8 @@ from .. import checks, dispatch
 from ..activation import ACTIVATION, ActivationSaved
 from ..activation_names import ACTIVATIONS
 from ..arguments import MISSING, Argument, Choice, Flag, Floats, ParameterDtype, check_axes
-from ..arrays import Array, ArrayT, is_bfloat16
-from ..operation import Call, Operation
+from ..arrays import Array, ArrayT, DTypeLike, NativeArray, Operand, is_bfloat16
+from ..operation import Call, Function, Operation
 from .prepared import LOW_PRECISION, PreparedWeight, group_count, is_grouped
 
 MOST_INT8_FEATURES = 2**16  # 255 * 127 * 2^16 is the longest sum that fits an int32
@@ -21,7 +20,7 @@ class LinearSaved(NamedTuple):
     """Kept for the backward; `before` is the input of the activation, None without one."""
 
     input: Array
-    weight: Any
+    weight: Array | PreparedWeight
     bias: Array | None
     before: Array | None
     activation: str | None
@@ -33,7 +32,7 @@ class _Weight(Argument):
     is_array, schema = True, "Tensor?"
     plain = (PreparedWeight,)
 
-    def check(self, name: str, weight: Any, call: Call) -> Any:
+    def check(self, name: str, weight: Operand | PreparedWeight | None, call: Call) -> Operand | PreparedWeight:
         input = call.value("input")
         if weight is None:
             raise TypeError(f"{name} is None, expected an array or a prepared weight")
@@ -48,8 +47,8 @@ class _Weight(Argument):
 
 
 def _forward(
-    function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any, bias: Any = None,
-    activation: str | None = None, residual: Any = None,
+    function: Function, backend: str, save: bool, input: Operand, weight: Operand | PreparedWeight,
+    bias: Operand | None = None, activation: str | None = None, residual: Operand | None = None,
 ) -> Any:  # fmt: skip
     if not save:
         output = function(_rows(input), weight, bias, activation, None if residual is None else _rows(residual))
@@ -63,8 +62,8 @@ def _forward(
 
 
 def _backward(
-    function: Callable[..., Any], backend: str, grad_output: Any, saved: LinearSaved, needs_weight: bool, dtype: Any
-) -> Any:
+    function: Function, backend: str, grad_output: NativeArray, saved: LinearSaved, needs_weight: bool, dtype: np.dtype
+) -> tuple[NativeArray | None, ...]:
     input, weight, bias, before, activation = saved
     if isinstance(weight, PreparedWeight) and weight.dtype == np.int8:
         raise TypeError("weight is prepared as int8, which has no gradients: expected float32, float64 or bfloat16")
@@ -124,8 +123,9 @@ def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray
 
 
 def prepare_weight(
-    weight: Any, scale: Any = None, input_scale: Any = None, *, dtype: str | None = None, backend: str | None = None
-) -> PreparedWeight:
+    weight: Array, scale: Array | None = None, input_scale: Array | None = None, *, dtype: str | None = None,
+    backend: str | None = None,
+) -> PreparedWeight:  # fmt: skip
     """Convert a weight to its backend's form once, instead of at every call of `linear`; the array can then be freed.
 
     On the GPU, an array whose rows are whole 16-byte vectors already has that form and is not copied: it must not
@@ -159,12 +159,12 @@ def prepare_weight(
         _check_int8(weight, scale, dtype)
         _check_input_scale(weight, scale, input_scale)
     else:
-        _check_floating_weight(call.backend, weight, scale, input_scale, dtype)
+        _check_floating(call.backend, weight, scale, input_scale, dtype)
         weight, scale = _converted(weight, dtype, call.backend)
     return call.compute("prepare_weight", weight, scale, input_scale)
 
 
-def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
+def _check_input_scale(weight: NativeArray, scale: NativeArray | None, input_scale: NativeArray | None) -> None:
     if input_scale is None:
         return
     if is_grouped(scale):
@@ -178,7 +178,7 @@ def _check_input_scale(weight: Any, scale: Any, input_scale: Any) -> None:
         raise ValueError(f"input_scale[{at}] is {input_scale[at]}, expected finite numbers above 0")
 
 
-def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
+def _check_int8(weight: NativeArray, scale: NativeArray | None, dtype: str | None) -> None:
     grouped = scale is not None and is_bfloat16(scale.dtype)
     if dtype not in (None, "int8_weight_only" if grouped else "int8"):
         raise ValueError(f"dtype is {dtype!r}, but weight is int8 already")
@@ -188,8 +188,8 @@ def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
             f"scale is {found}, expected a float32 array (out_features,) with an int8 weight, or bfloat16 for groups"
         )
     checks.shape((weight.shape[0], group_count(weight.shape[1])) if grouped else (weight.shape[0],), scale=scale)
-    found = scale.astype(np.float32)
-    wrong = ~(np.isfinite(found) & (found >= 0))
+    values = scale.astype(np.float32)
+    wrong = ~(np.isfinite(values) & (values >= 0))
     if wrong.any():
         at = tuple(map(int, np.argwhere(wrong)[0]))
         raise ValueError(f"scale[{', '.join(map(str, at))}] is {scale[at]}, expected finite numbers of at least 0")
@@ -197,7 +197,7 @@ def _check_int8(weight: Any, scale: Any, dtype: str | None) -> None:
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
-def _check_floating_weight(backend: str, weight: Any, scale: Any, input_scale: Any, dtype: str | None) -> None:
+def _check_floating(backend: str, weight: Operand, scale: object, input_scale: object, dtype: str | None) -> None:
     if input_scale is not None:
         raise ValueError(f"input_scale belongs to an int8 weight, but weight has dtype {weight.dtype}")
     if scale is not None:
@@ -208,7 +208,7 @@ def _check_floating_weight(backend: str, weight: Any, scale: Any, input_scale: A
         raise ValueError(f"weight has {weight.shape[1]} in_features, expected at most {MOST_INT8_FEATURES} with int8")
 
 
-def _converted(weight: Any, dtype: str | None, backend: str) -> tuple[Any, Any]:
+def _converted(weight: NativeArray, dtype: str | None, backend: str) -> tuple[NativeArray, NativeArray | None]:
     """Return the weight in the wanted dtype, and its scale if that is int8."""
     if dtype in ("int8", "int8_weight_only"):
         return quantize_weight(weight, per_group=dtype == "int8_weight_only")
@@ -219,7 +219,7 @@ def _converted(weight: Any, dtype: str | None, backend: str) -> tuple[Any, Any]:
 
 def linear(
     input: ArrayT,
-    weight: Any,
+    weight: Array | PreparedWeight,
     bias: ArrayT | None = None,
     *,
     activation: str | None = None,
@@ -255,8 +255,9 @@ def linear(
 
 
 def linear_backward(
-    grad_output: ArrayT, saved: LinearSaved, *, needs_weight: bool = True, dtype: Any = None, backend: str | None = None
-) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
+    grad_output: ArrayT, saved: LinearSaved, *, needs_weight: bool = True, dtype: DTypeLike | None = None,
+    backend: str | None = None,
+) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:  # fmt: skip
     """Return the gradients of `linear`.
 
     Args:
@@ -281,8 +282,9 @@ def linear_backward(
 
 
 def linear_weight_gradient(
-    grad_output: ArrayT, input: ArrayT, *, dtype: Any = None, add_to: ArrayT | None = None, backend: str | None = None
-) -> ArrayT:
+    grad_output: ArrayT, input: ArrayT, *, dtype: DTypeLike | None = None, add_to: ArrayT | None = None,
+    backend: str | None = None,
+) -> ArrayT:  # fmt: skip
     """Compute grad_output.T @ input, the gradient of a weight of `linear`.
 
     It is summed in float32 (float64 for float64) and rounded once; for float32 parameters of 16-bit arrays not at all.
@@ -313,7 +315,7 @@ def linear_weight_gradient(
     return call.run("linear_weight_gradient", _rows(grad_output), _rows(input), dtype, add_to)
 
 
-def _backend_of(weight: Any, backend: str | None) -> str | None:
+def _backend_of(weight: object, backend: str | None) -> str | None:
     """Return the backend of the call, a prepared weight's own. Raises ValueError for another choice."""
     if not isinstance(weight, PreparedWeight):
         return backend
@@ -326,6 +328,6 @@ def _backend_of(weight: Any, backend: str | None) -> str | None:
     return weight.backend
 
 
-def _rows(array: Any) -> Any:
+def _rows(array: Operand) -> Operand:
     """(..., features) as (rows, features)."""
     return array if array.ndim == 2 else array.reshape(math.prod(array.shape[:-1]), array.shape[-1])

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import NativeArray
+
 LOW_PRECISION = ("bfloat16", "int8", "int8_weight_only")
 GROUP = 32  # values along in_features that share a scale in int8_weight_only
 
@@ -27,7 +29,7 @@ class PreparedWeight:
 
     backend: str
 
-    def __init__(self, weight: Any, scale: Any = None, input_scale: Any = None):
+    def __init__(self, weight: NativeArray, scale: np.ndarray | None = None, input_scale: np.ndarray | None = None):
         self.out_features, self.in_features = weight.shape
         self.dtype = weight.dtype
         self.is_grouped = is_grouped(scale)
@@ -48,7 +50,7 @@ class PreparedWeight:
         """Return True for a low-precision form, which multiplies float32 inputs and gives float32."""
         return self.backend != "cupy" and self.dtype.name in LOW_PRECISION
 
-    def to_array(self) -> Any:
+    def to_array(self) -> NativeArray:
         """Return the weight as given, (out_features, in_features), as a NumPy or CuPy array, float32 for int8."""
         stored = self._stored()
         return stored if self.scale is None else dequantized(stored, self.scale, self.input_scale)
@@ -59,7 +61,7 @@ class PreparedWeight:
             raise TypeError(f"this weight is prepared as {self.dtype}, expected int8")
         return self._stored()
 
-    def _stored(self) -> Any:
+    def _stored(self) -> NativeArray:
         """Return a copy of the values in the weight's dtype, (out_features, in_features)."""
         raise NotImplementedError
 
@@ -80,7 +82,7 @@ class PreparedWeight:
         return f"PreparedWeight({self.out_features}, {self.in_features}, {self.dtype}, backend={self.backend!r})"
 
 
-def _read_only(array: Any) -> Any:
+def _read_only(array: np.ndarray | None) -> np.ndarray | None:
     """Return a read-only copy; None for None."""
     if array is None:
         return None
@@ -89,7 +91,7 @@ def _read_only(array: Any) -> Any:
     return copy
 
 
-def is_grouped(scale: Any) -> bool:
+def is_grouped(scale: NativeArray | None) -> bool:
     """Return whether these are the scales of int8_weight_only."""
     return scale is not None and scale.ndim == 2
 
