@@ -31,7 +31,7 @@ from typing import Any, ParamSpec
 import torch
 from torch.autograd.function import once_differentiable
 
-from .arguments import Integers, Seed, WideFloats, check_axes
+from .arguments import Argument, Integers, Seed, WideFloats, check_axes
 from .attention.arguments import terms_of
 from .attention.positions import OF_RELATIVE, TERMS, RelativePositions
 from .dispatch import AUTO, IMPLEMENTATIONS
@@ -56,7 +56,7 @@ def _is_transformed() -> bool:
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
-def _refuse_forward_mode(ctx: Any, *tangents: Any) -> None:
+def _refuse_forward_mode(ctx: object, *tangents: object) -> None:
     raise NotImplementedError("the kernels have no forward-mode derivatives, expected torch.func.grad, vjp or jacrev")
 
 
@@ -86,7 +86,7 @@ class _Function(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @_untraced
-    def backward(ctx: Any, grad_output: Tensor, *others: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_output: Tensor, *others: object) -> tuple[Tensor | None, ...]:
         fields = list(ctx.saved)
         for place, tensor in zip(ctx.places, ctx.saved_tensors, strict=True):
             fields[place] = tensor.detach()
@@ -124,7 +124,7 @@ class _Transformed(torch.autograd.Function):
 _apply_transformed = _untraced(_Transformed.apply)
 
 
-def _refuse_second(ctx: Any, grads: Any) -> None:
+def _refuse_second(ctx: object, grads: object) -> None:
     raise NotImplementedError("the kernels have no gradients of gradients, expected one derivative of each call")
 
 
@@ -183,12 +183,12 @@ class _Operator:
         self.forward.register_autograd(self._pull_back, setup_context=self._keep)
         self.backward.register_autograd(_refuse_second)
 
-    def _operator(self, suffix: str, schema: str, compute: Any, fake: Any) -> Any:
+    def _operator(self, suffix: str, schema: str, compute: Callable[..., Any], fake: Callable[..., Any]) -> Any:
         name = f"{_NAMESPACE}::{self.record.name}{suffix}"
         operator = torch.library.custom_op(name, compute, mutates_args=(), schema=schema)
         operator.register_fake(fake)
 
-        def of_batch(info: Any, dims: Any, *given: Any) -> Any:
+        def of_batch(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[list[Tensor], list[int]]:
             if not info.batch_size:
                 raise ValueError("torch.vmap is over no element, expected at least one")
             calls = [
@@ -218,7 +218,7 @@ class _Operator:
         return (output, kept[0].detach()) if returns_lse else output
 
     @staticmethod
-    def _run(operator: Any, keep: Any, pull_back: Any, *values: Any) -> Sequence[Tensor]:
+    def _run(operator: Any, keep: Callable[..., None], pull_back: Callable[..., Any], *values: Any) -> Sequence[Tensor]:
         if _is_transformed():
             return _apply_transformed(*values, (operator, keep, pull_back))
         return operator(*values)
@@ -323,7 +323,7 @@ def _apart(result: Tensor, given: Sequence[Tensor]) -> Tensor:
     return result.clone() if any(result.data_ptr() == it.data_ptr() for it in given) else result
 
 
-def _dtype_of(argument: Any, first: Tensor) -> torch.dtype:
+def _dtype_of(argument: Argument, first: Tensor) -> torch.dtype:
     if isinstance(argument, Integers):
         return torch.int32
     return torch.float32 if isinstance(argument, WideFloats) and first.dtype != torch.float64 else first.dtype
@@ -391,7 +391,7 @@ attention = _differentiable(_kernels.attention)
 
 
 @contextmanager
-def on_current_stream(device: Any = None) -> Iterator[None]:
+def on_current_stream(device: torch.device | int | None = None) -> Iterator[None]:
     """Make CuPy's current stream that of PyTorch within a block, on this GPU or on `device`, which becomes current.
 
     Then neither waits for the other, and CuPy's launches are part of a CUDA graph that PyTorch captures.

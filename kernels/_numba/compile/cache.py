@@ -192,14 +192,14 @@ class _Implementation(caching.CompileResultCacheImpl):
 class _Files:
     """Compiled code by key, one file each, written atomically."""
 
-    def __init__(self, folder: Path, name: str, stamp: Any):
+    def __init__(self, folder: Path, name: str, stamp: tuple[Any, ...]):
         self._folder, self._name, self._stamp = folder, name, stamp
 
-    def _named(self, key: Any) -> tuple[str, bytes]:
+    def _named(self, key: tuple[Any, ...]) -> tuple[str, bytes]:
         made_from = repr((self._stamp, key)).encode()
         return f"{self._name}.{hashlib.sha256(made_from).hexdigest()[:20]}.nbc", made_from
 
-    def load(self, key: Any) -> Any:
+    def load(self, key: tuple[Any, ...]) -> Any:
         """Return the data saved under `key`, else the shipped data; None if both are missing or damaged."""
         with suppress(OSError):  # unpickling runs code: no other user may have written it
             name, made_from = self._named(key)
@@ -211,7 +211,7 @@ class _Files:
             name, made_from = self._named(fixed_key(key))
             return _checked(read_shipped(f"{self._folder.name}/{name}"), made_from)
 
-    def save(self, key: Any, data: Any) -> None:
+    def save(self, key: tuple[Any, ...], data: object) -> None:
         """Write the data; raises OSError if that is impossible."""
         name, made_from = self._named(key)
         content = dumps((made_from, data))

@@ -124,7 +124,7 @@ def _is_weaker(status: os.stat_result, than: os.stat_result) -> bool:
     return stat.S_ISLNK(status.st_mode) or not same or bool(others & ~than.st_mode)
 
 
-def fixed_key(key: Any) -> Any:
+def fixed_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the key of a shipped kernel for its key in the cache: the level's CPU replaces this one."""
     signature, (triple, _, _), digests, level = key
     return signature, (triple, LEVEL.llvm_cpu, LEVEL.llvm_features), digests, level
