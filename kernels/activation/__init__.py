@@ -3,14 +3,13 @@
 Two contracts over one implementation, `activation(input, name, bias)`: a GELU is an activation of input + bias.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
 from ..activation_names import ACTIVATIONS
 from ..arguments import Choice, Floats
-from ..arrays import Array, ArrayT
-from ..operation import Operation
+from ..arrays import Array, ArrayT, NativeArray, Operand
+from ..operation import Function, Operation
 
 GELU_FORMS = {"none": "gelu", "tanh": "gelu_tanh"}
 
@@ -30,21 +29,21 @@ class GELUSaved(NamedTuple):
     bias: Array | None
 
 
-def _activate(function: Callable[..., Any], backend: str, save: bool, input: Any, activation: str) -> Any:
+def _activate(function: Function, backend: str, save: bool, input: Operand, activation: str) -> Any:
     output = function(input, activation, None)
     return (output, ActivationSaved(input, activation)) if save else output
 
 
-def _activate_backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: ActivationSaved) -> Any:
+def _activate_backward(function: Function, backend: str, grad_output: Operand, saved: ActivationSaved) -> NativeArray:
     return function(grad_output, *saved, None)[0]
 
 
-def _gelu(function: Callable[..., Any], backend: str, save: bool, input: Any, approximate: str, bias: Any) -> Any:
+def _gelu(function: Function, backend: str, save: bool, input: Operand, approximate: str, bias: Operand | None) -> Any:
     output = function(input, GELU_FORMS[approximate], bias)
     return (output, GELUSaved(input, approximate, bias)) if save else output
 
 
-def _gelu_backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: GELUSaved) -> Any:
+def _gelu_backward(function: Function, backend: str, grad_output: Operand, saved: GELUSaved) -> tuple[Any, Any]:
     return function(grad_output, saved.input, GELU_FORMS[saved.approximate], saved.bias)
 
 
@@ -159,7 +158,7 @@ def gelu_backward(grad_output: ArrayT, saved: GELUSaved, *, backend: str | None 
     return call.run()
 
 
-def _check_bias(name: str, input: Any, bias: Any) -> None:
+def _check_bias(name: str, input: Operand, bias: Operand | None) -> None:
     if bias is not None:
         if not input.ndim:
             raise ValueError("input has shape (), expected (..., width) with a bias")

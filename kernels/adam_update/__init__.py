@@ -1,28 +1,29 @@
 """One step of Adam's family, in place: AdamW, StableAdamW and LAMB."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from .. import checks
+from ..arrays import Array
 from ..lists import open_lists
 
 RULES = ("adamw", "stable_adamw", "lamb")
 
 
 def adam_update(
-    parameter: Any,
-    grad: Any,
-    first_moment: Any,
-    second_moment: Any,
+    parameter: Array | Sequence[Array],
+    grad: Array | Sequence[Array],
+    first_moment: Array | Sequence[Array],
+    second_moment: Array | Sequence[Array],
     *,
     lr: float,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    step: Any,
+    step: int | Array,
     rule: str = "adamw",
-    grad_scale: Any = None,
+    grad_scale: Array | None = None,
     backend: str | None = None,
 ) -> None:
     """Update `parameter` and its moments in place by one step.

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from .. import checks
+from ..arrays import ArrayT
 from ..lists import open_lists
 
 
@@ -42,7 +43,7 @@ def clip_norm(arrays: list[Any], max_norm: float, *, backend: str | None = None)
     return call.compute("clip_norm", call.arrays, max_norm)
 
 
-def joint_norm(arrays: list[Any], *, backend: str | None = None) -> Any:
+def joint_norm(arrays: list[ArrayT], *, backend: str | None = None) -> ArrayT:
     """Return the root of the sum of the squares of all arrays, which `clip_norm` compares with its limit.
 
     On a GPU the host does not wait for it: the result can be used there (`grad_scale` of `adam_update`). Its bits

@@ -1,14 +1,13 @@
 """The cross entropy of logits and class indices, forward and backward."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks
 from ..arguments import Choice, Flag, Floats, Integer, Integers, WideFloats
-from ..arrays import Array, ArrayT, ieee_arithmetic
-from ..operation import Operation
+from ..arrays import Array, ArrayT, NativeArray, Operand, ieee_arithmetic
+from ..operation import Function, Operation
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -24,8 +23,8 @@ class CrossEntropySaved(NamedTuple):
 
 
 def _forward(
-    function: Callable[..., Any], backend: str, save: bool, input: Any, target: Any, ignore_index: int = -100,
-    reduction: str = "mean", return_lse: bool = False,
+    function: Function, backend: str, save: bool, input: Operand, target: NativeArray,
+    ignore_index: int = -100, reduction: str = "mean", return_lse: bool = False,
 ) -> Any:  # fmt: skip
     losses, lse = function(input, target, ignore_index)
     loss = losses if reduction == "none" else _reduced(losses, target, ignore_index, reduction)
@@ -34,8 +33,8 @@ def _forward(
 
 
 def _backward(
-    function: Callable[..., Any], backend: str, grad_output: Any, saved: CrossEntropySaved, out: Any = None
-) -> Any:
+    function: Function, backend: str, grad_output: NativeArray, saved: CrossEntropySaved, out: NativeArray | None = None
+) -> NativeArray:
     input, target, lse, ignore_index, reduction = saved
     if reduction == "mean":
         grad_output = _divided(grad_output, target, ignore_index).astype(lse.dtype)
@@ -143,7 +142,7 @@ def cross_entropy_backward(
     return call.run()
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(one: NativeArray, other: NativeArray) -> bool:
     """Return whether two host arrays are the same elements in memory."""
     if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
         return one is other
@@ -151,7 +150,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 @ieee_arithmetic
-def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any:
+def _reduced(losses: NativeArray, target: NativeArray, ignore_index: int, reduction: str) -> NativeArray:
     """Return the sum or the mean, a 0-d array."""
     total = losses.sum(dtype=np.float64, keepdims=True)
     if reduction == "mean":
@@ -160,6 +159,6 @@ def _reduced(losses: Any, target: Any, ignore_index: int, reduction: str) -> Any
 
 
 @ieee_arithmetic
-def _divided(value: Any, target: Any, ignore_index: int) -> Any:
+def _divided(value: NativeArray, target: NativeArray, ignore_index: int) -> Any:
     """Return `value` over the number of rows that count: an array, so that on a GPU nothing waits for it."""
     return value / (target != ignore_index).sum()

@@ -1,11 +1,10 @@
 """Dropout with an optional residual added after it, forward and backward."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..arguments import Floats, Probability, Seed
-from ..arrays import Array, ArrayT
-from ..operation import Operation
+from ..arrays import Array, ArrayT, DTypeLike, NativeArray, Operand
+from ..operation import Function, Operation
 
 
 class DropoutSaved(NamedTuple):
@@ -14,17 +13,17 @@ class DropoutSaved(NamedTuple):
     p: float
     seed: int | Array
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DTypeLike
 
 
 def _forward(
-    function: Callable[..., Any], backend: str, save: bool, input: Any, p: float, seed: Any, residual: Any
+    function: Function, backend: str, save: bool, input: Operand, p: float, seed: int | Array, residual: Operand | None
 ) -> Any:
     output = function(input, p, seed, residual)
     return (output, DropoutSaved(p, seed, input.shape, input.dtype)) if save else output
 
 
-def _backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: DropoutSaved) -> Any:
+def _backward(function: Function, backend: str, grad_output: NativeArray, saved: DropoutSaved) -> NativeArray:
     return function(grad_output, saved.p, saved.seed)
 
 
@@ -44,7 +43,7 @@ DROPOUT = Operation(
 def dropout(
     input: ArrayT,
     p: float,
-    seed: Any,
+    seed: int | Array,
     *,
     residual: ArrayT | None = None,
     save: bool = False,

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ..arguments import Floats, Number, ParameterDtype, Probability, Seed
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, DTypeLike
 from ..operation import Operation
 
 
@@ -46,7 +46,7 @@ def dropout_layer_norm(
     eps: float = 1e-5,
     *,
     p: float,
-    seed: Any,
+    seed: int | Array,
     save: bool = False,
     backend: str | None = None,
 ) -> Any:
@@ -79,7 +79,7 @@ def dropout_layer_norm(
 
 
 def dropout_layer_norm_backward(
-    grad_output: ArrayT, saved: DropoutLayerNormSaved, *, dtype: Any = None, backend: str | None = None
+    grad_output: ArrayT, saved: DropoutLayerNormSaved, *, dtype: DTypeLike | None = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT, ArrayT | None, ArrayT | None]:
     """Return the gradients of `dropout_layer_norm`, recomputing dropout, the sum and its statistics.
 

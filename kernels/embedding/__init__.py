@@ -1,12 +1,11 @@
 """Look up rows of a table by their ids, forward and backward."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
 from ..arguments import Floats, Integer, Integers
-from ..arrays import Array, ArrayT
-from ..operation import Operation
+from ..arrays import Array, ArrayT, Operand
+from ..operation import Function, Operation
 
 
 class EmbeddingSaved(NamedTuple):
@@ -16,7 +15,7 @@ class EmbeddingSaved(NamedTuple):
     num_embeddings: int
 
 
-def _forward(function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any) -> Any:
+def _forward(function: Function, backend: str, save: bool, input: Operand, weight: Operand) -> Any:
     output = function(input, weight)
     return (output, EmbeddingSaved(input, weight.shape[0])) if save else output
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from ..activation_names import ACTIVATIONS
 from ..arguments import Choice, Floats
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, Operand
 from ..operation import Operation
 
 GATES = ("first", "second")
@@ -22,7 +22,7 @@ def _output(saved: GatedActivationSaved) -> tuple[Any, Any]:
     return _half("saved.input", saved.input), saved.input.dtype
 
 
-def _half(name: str, input: Any) -> tuple[int, ...]:
+def _half(name: str, input: Operand) -> tuple[int, ...]:
     """Return the shape of each half of `input`. Raises ValueError for an odd width."""
     *lead, width = input.shape
     if width % 2:

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ..arguments import Floats, Number, ParameterDtype
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, DTypeLike
 from ..operation import Operation
 
 
@@ -71,7 +71,7 @@ def layer_norm(
 
 
 def layer_norm_backward(
-    grad_output: ArrayT, saved: LayerNormSaved, *, dtype: Any = None, backend: str | None = None
+    grad_output: ArrayT, saved: LayerNormSaved, *, dtype: DTypeLike | None = None, backend: str | None = None
 ) -> tuple[ArrayT, ArrayT | None, ArrayT | None]:
     """Return the gradients of `layer_norm`; mean and variance are recomputed from the input.
 

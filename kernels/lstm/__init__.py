@@ -1,12 +1,11 @@
 """A long short-term memory (LSTM) over packed sequences, in one direction or both; forward and backward."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks
 from ..arguments import Floats, Offsets, WideFloats
-from ..arrays import Array, ArrayT
-from ..operation import Operation
+from ..arrays import Array, ArrayT, Operand
+from ..operation import Function, Operation
 
 
 class LSTMSaved(NamedTuple):
@@ -23,9 +22,7 @@ class LSTMSaved(NamedTuple):
     cells: Array
 
 
-def _forward(
-    function: Callable[..., Any], backend: str, save: bool, input: Any, weight: Any, cu_seqlens: Any
-) -> Any:  # fmt: skip
+def _forward(function: Function, backend: str, save: bool, input: Operand, weight: Operand, cu_seqlens: Operand) -> Any:
     output, gates, cells = function(input, weight, cu_seqlens)
     return (output, LSTMSaved(weight, cu_seqlens, output, gates, cells)) if save else output
 
@@ -101,7 +98,7 @@ def lstm_backward(grad_output: ArrayT, saved: LSTMSaved, *, backend: str | None 
     return call.run()
 
 
-def _check_weight(name: str, weight: Any) -> None:
+def _check_weight(name: str, weight: Operand) -> None:
     directions, _, hidden = weight.shape
     if directions not in (1, 2):
         raise ValueError(f"{name} has shape {tuple(weight.shape)}, expected 1 or 2 directions in the first axis")

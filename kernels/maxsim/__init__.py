@@ -1,13 +1,12 @@
 """Late interaction: the score of queries and documents by the best match of each query token, forward and backward."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .. import checks, dispatch
 from ..arguments import Floats, Integers, Offsets
-from ..arrays import Array, ArrayT
-from ..operation import Operation
+from ..arrays import Array, ArrayT, NativeArray, Operand
+from ..operation import Function, Operation
 
 
 class MaxsimSaved(NamedTuple):
@@ -25,19 +24,21 @@ class MaxsimSaved(NamedTuple):
 
 
 def _forward(
-    function: Callable[..., Any], backend: str, save: bool, query: Any, document: Any, cu_seqlens: Any,
-    cu_seqlens_q: Any = None,
+    function: Function, backend: str, save: bool, query: Operand, document: Operand, cu_seqlens: NativeArray,
+    cu_seqlens_q: NativeArray | None = None,
 ) -> Any:  # fmt: skip
     rows, best = function(*_packed(query, document, cu_seqlens, cu_seqlens_q))
     return (rows, MaxsimSaved(query, document, cu_seqlens, cu_seqlens_q, best)) if save else rows
 
 
-def _backward(function: Callable[..., Any], backend: str, grad_output: Any, saved: MaxsimSaved) -> tuple[Any, Any]:
+def _backward(function: Function, backend: str, grad_output: NativeArray, saved: MaxsimSaved) -> tuple[Any, Any]:
     grad_query, grad_document = function(grad_output, *_packed(*saved[:4]), saved.best)
     return grad_query.reshape(saved.query.shape), grad_document
 
 
-def _packed(query: Any, document: Any, cu_seqlens: Any, cu_seqlens_q: Any) -> tuple[Any, Any, Any, Any]:
+def _packed(
+    query: Operand, document: Operand, cu_seqlens: NativeArray, cu_seqlens_q: NativeArray | None
+) -> tuple[Operand, Operand, NativeArray, NativeArray]:
     """Return the arguments with packed queries."""
     if cu_seqlens_q is not None:
         return query, document, cu_seqlens, cu_seqlens_q
@@ -127,6 +128,6 @@ def maxsim_backward(grad_output: ArrayT, saved: MaxsimSaved, *, backend: str | N
     return call.run()
 
 
-def _check_query(name: str, query: Any, document: Any, cu_seqlens: Any, cu_seqlens_q: Any) -> None:
+def _check_query(name: str, query: Operand, document: Operand, cu_seqlens: object, cu_seqlens_q: object) -> None:
     shape = (None, document.shape[1]) if cu_seqlens_q is not None else (None, None, document.shape[1])
     checks.shape(shape, **{name: query})

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from ..arguments import Choice, Floats, Integer, Offsets, ResultDtype
-from ..arrays import Array, ArrayT
+from ..arrays import Array, ArrayT, DTypeLike
 from ..operation import Operation
 
 MODES = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -40,7 +40,7 @@ def pooling(
     mode: str = "mean",
     *,
     skipped: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     save: bool = False,
     backend: str | None = None,
 ) -> Any:

@@ -1,15 +1,14 @@
 """Rotary position embeddings, forward and backward, and the tables of their angles."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import checks
 from ..arguments import Flag, Floats, Integers, Offsets, WideFloats
-from ..arrays import Array, ArrayT, ieee_arithmetic
-from ..operation import Operation
+from ..arrays import Array, ArrayT, DTypeLike, NativeArray, Operand, ieee_arithmetic
+from ..operation import Function, Operation
 
 SCALINGS = (None, "linear", "ntk", "dynamic")
 
@@ -23,18 +22,18 @@ class RotarySaved(NamedTuple):
     positions: Array | None
     interleaved: bool
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: DTypeLike
 
 
-def _forward(function: Callable[..., Any], backend: str, save: bool, input: Any, *angles: Any) -> Any:
+def _forward(function: Function, backend: str, save: bool, input: Operand, *angles: Any) -> Any:
     *angles, inplace = angles
     output = function(input, *angles, inplace)
     return (output, RotarySaved(*angles, input.shape, input.dtype)) if save else output
 
 
 def _backward(
-    function: Callable[..., Any], backend: str, grad_output: Any, saved: RotarySaved, inplace: bool = False
-) -> Any:
+    function: Function, backend: str, grad_output: NativeArray, saved: RotarySaved, inplace: bool = False
+) -> NativeArray:
     return function(grad_output, *saved[:5], inplace)
 
 
@@ -127,8 +126,9 @@ def rotary_backward(
 
 
 def _check(
-    input: Any, cos: Any, sin: Any, cu_seqlens: Any, positions: Any, interleaved: bool, inplace: bool = False
-) -> None:
+    input: Operand, cos: NativeArray, sin: NativeArray, cu_seqlens: NativeArray | None, positions: NativeArray | None,
+    interleaved: bool, inplace: bool = False,
+) -> None:  # fmt: skip
     """Check that tables, positions and the shape of the input are consistent."""
     if input.ndim not in (3, 4):
         raise ValueError(f"input has shape {input.shape}, expected (tokens, heads, head_dim) or one axis more")
@@ -151,7 +151,7 @@ def _check(
         raise ValueError(f"cos has {rows} rows, expected at least {longest}, one for each position")
 
 
-def _check_writable(name: str, array: Any) -> None:
+def _check_writable(name: str, array: Operand) -> None:
     if not getattr(getattr(array, "flags", None), "writeable", True):
         raise ValueError(f"{name} is read-only, expected an array that can be written to with inplace=True")
     if checks.overlaps_itself(array):
