@@ -117,7 +117,7 @@ class _SequenceModel(ModelWithHeads[LogitsOutput]):
 
     _targets = ("labels",)
 
-    def _output(self, encoded: Encoded, **targets: Any) -> LogitsOutput:
+    def _output(self, encoded: Encoded, **targets: ArrayLike | None) -> LogitsOutput:
         logits, loss = self.heads[0](encoded), None
         given = {name: value for name, value in targets.items() if value is not None}
         if given:
@@ -181,8 +181,9 @@ class AutoModelForMultipleChoice(_SequenceModel):
     def _num_classes(self) -> int:
         return 1
 
-    def __call__(self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None, position_ids: Any = None,
-                 *, labels: Any = None, **options: Any) -> LogitsOutput:  # fmt: skip
+    def __call__(self, input_ids: ArrayLike, attention_mask: ArrayLike | None = None,
+                 token_type_ids: ArrayLike | None = None, position_ids: ArrayLike | None = None,
+                 *, labels: ArrayLike | None = None, **options: Any) -> LogitsOutput:  # fmt: skip
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         own = [name for name in self.family.inputs if name in options and name not in self.family.batch_inputs]
         inputs |= {"position_ids": position_ids} | {name: options.pop(name) for name in own}
@@ -247,7 +248,7 @@ class AutoModelForQuestionAnswering(ModelWithHeads[QuestionAnsweringOutput]):
         return any(target is not None for target in targets.values())
 
     def _output(
-        self, encoded: Encoded, start_positions: Any = None, end_positions: Any = None
+        self, encoded: Encoded, start_positions: ArrayLike | None = None, end_positions: ArrayLike | None = None
     ) -> QuestionAnsweringOutput:
         logits, loss, run = self.heads[0](encoded), None, encoded.run
         if start_positions is not None and end_positions is not None:

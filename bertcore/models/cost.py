@@ -322,7 +322,7 @@ def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
     return compilations()
 
 
-def _seconds(model: Any, ids: np.ndarray) -> float:
+def _seconds(model: Model[Any], ids: np.ndarray) -> float:
     _pass(model, ids)  # other models have filled the caches, and the threads sleep
     count, started = 0, time.perf_counter()
     while count == 0 or time.perf_counter() - started < TURN:
@@ -331,7 +331,7 @@ def _seconds(model: Any, ids: np.ndarray) -> float:
     return (time.perf_counter() - started) / count
 
 
-def _pass(model: Any, ids: np.ndarray) -> np.ndarray:
+def _pass(model: Model[Any], ids: np.ndarray) -> np.ndarray:
     from bertcore import kernels
 
     return kernels.to_host(model(ids).last_hidden_state)  # waits for a GPU

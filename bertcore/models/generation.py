@@ -35,7 +35,7 @@ def generate(
     length_penalty: float = 1.0,
     num_return_sequences: int = 1,
     seed: int | None = None,
-) -> Any:
+) -> NativeArray:
     """Append words to each sequence until all have ended, as transformers' generate does.
 
     Each step takes the word with the highest score, a sampled word (do_sample), or the words of the best beams
@@ -110,9 +110,8 @@ def _drawing(temperature: float, top_k: int | None, top_p: float, seed: int | No
     return draw
 
 
-def _check_choice(
-    do_sample: Any, temperature: Any, top_k: Any, top_p: Any, num_beams: Any, length_penalty: Any, returned: Any
-) -> None:
+def _check_choice(do_sample: bool, temperature: float, top_k: int | None, top_p: float, num_beams: int,
+                  length_penalty: float, returned: int) -> None:  # fmt: skip
     checks.boolean("do_sample", do_sample)
     counts = {"top_k": 1 if top_k is None else top_k, "num_beams": num_beams, "num_return_sequences": returned}
     for name, value in counts.items():
@@ -403,7 +402,7 @@ class KeyValueCache:
         return kernels.attention(query, keys, values, backend=run.backend, **where, **options).reshape(len(query), -1)
 
 
-def _offsets(run: Pass, counts: np.ndarray, gaps: np.ndarray) -> Any:
+def _offsets(run: Pass, counts: np.ndarray, gaps: np.ndarray) -> NativeArray:
     """Return offsets of sequences of `counts` rows, each followed by one of `gaps` rows."""
     both = np.stack([counts, gaps], axis=1).reshape(-1)
     return run.to_backend(np.concatenate([[0], np.cumsum(both)]).astype(np.int32))

@@ -106,7 +106,7 @@ class GLiNEROutput(ModelOutput):
             spans and labels.
     """
 
-    logits: Any
+    logits: Tensor
 
 
 class MLP(Block):
@@ -310,7 +310,7 @@ class WithEncoder(Model[OutputT]):
 
     prefix = ENCODER
 
-    def set_encoder(self, config: Any) -> None:
+    def set_encoder(self, config: object) -> None:
         """Construct the encoder from its config."""
         if not isinstance(config, Mapping):
             raise ValueError(f"config: encoder_config is {config!r:.60}, expected the config of an encoder")

@@ -62,9 +62,9 @@ class GLiNER2Logits(ModelOutput):
         counts: of the number of instances of each group of kind SEVERAL that has some, (groups, MOST_INSTANCES).
     """
 
-    spans: Any
-    classes: Any
-    counts: Any
+    spans: Tensor | None
+    classes: Tensor | None
+    counts: Tensor | None
 
 
 class _Counted(Block):

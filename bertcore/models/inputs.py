@@ -31,15 +31,15 @@ class EncoderInput:
     """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs."""
 
     input_ids: Any  # integers, (tokens,)
-    token_type_ids: Any  # integers, (tokens,); None if none are added
+    token_type_ids: NativeArray | None  # integers, (tokens,); None if none are added
     # integers, (tokens,); None in a family without a position table if they count from each sequence's start
-    position_ids: Any
-    cu_seqlens: Any  # int32 offsets, (sequences + 1,)
+    position_ids: NativeArray | None
+    cu_seqlens: NativeArray  # int32 offsets, (sequences + 1,)
     # the packed indices of the first and last token of each non-empty sequence
     first_tokens: Any
     last_tokens: Any
     # booleans, (sequences, 1, 1, longest), False for tokens that no token attends to; None if there are no such tokens
-    key_mask: Any = None
+    key_mask: NativeArray | None = None
     packed: PackedBatch | None = None  # the layout of the batch; None if texts came without padding
     on_gpu: IntegerBuffer | None = None  # the integers again, in one array on the GPU; None if they are in host memory
     before_upload: EncoderInput | None = None  # the value of `on_host` if the arrays are on the GPU
@@ -136,7 +136,7 @@ def integer_batch(name: str, values: ArrayLike, axes: tuple[str, ...] = ("sequen
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def _host_array(name: str, values: Any) -> np.ndarray:
+def _host_array(name: str, values: ArrayLike) -> np.ndarray:
     if isinstance(values, list | tuple):
         _check_rectangular(name, values)
         try:
@@ -151,7 +151,7 @@ def _host_array(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def _check_no_flags(name: str, rows: Any) -> None:
+def _check_no_flags(name: str, rows: Sequence[Any]) -> None:
     """Reject Booleans among integers, which NumPy silently reads as 0 or 1."""
     for index, row in enumerate(rows):
         if _holds_flags(row):
@@ -164,7 +164,7 @@ def _holds_flags(row: Any) -> bool:
     return not {bool, np.bool_}.isdisjoint(map(type, row))
 
 
-def _check_rectangular(name: str, rows: Any) -> None:
+def _check_rectangular(name: str, rows: Sequence[Any]) -> None:
     for index, row in enumerate(rows):
         if not hasattr(row, "__len__") or isinstance(row, str):
             raise TypeError(f"{name}[{index}] is {row!r}, expected a list of integers: {name} is a list of sequences")

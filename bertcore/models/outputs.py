@@ -1,8 +1,13 @@
 """Outputs of models; fields have transformers' names and order."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+if TYPE_CHECKING:
+    from bertcore.tape import Tensor
 
 
 class Later:
@@ -43,7 +48,7 @@ class ModelOutput:
     hidden_states: ClassVar[Any] = None
     attentions: ClassVar[Any] = None
     projections: ClassVar[Any] = None
-    loss: Any = None
+    loss: Tensor = None
     traced: InitVar[Mapping[str, Any] | None] = None
 
     def __post_init__(self, traced: Mapping[str, Any] | None) -> None:
@@ -108,8 +113,8 @@ class EncoderOutput(ModelOutput):
         pooler_output: (sequences, hidden), for encoders with a pooler.
     """
 
-    last_hidden_state: Any = None
-    pooler_output: Any = None
+    last_hidden_state: Tensor = None
+    pooler_output: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -121,7 +126,7 @@ class LogitsOutput(ModelOutput):
             (sequences, choices), or for replaced tokens (sequences, length).
     """
 
-    logits: Any = None
+    logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -133,9 +138,9 @@ class SpanBoundaryOutput(ModelOutput):
         logits: of the language model, (sequences, length, vocabulary); zero at padding.
     """
 
-    mlm_loss: Any = None
-    sbo_loss: Any = None
-    logits: Any = None
+    mlm_loss: Tensor = None
+    sbo_loss: Tensor = None
+    logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -147,9 +152,9 @@ class PreTrainingOutput(ModelOutput):
         seq_relationship_logits, sop_logits: of next sentence (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
-    prediction_logits: Any = None
-    seq_relationship_logits: Any = None
-    sop_logits: Any = None
+    prediction_logits: Tensor = None
+    seq_relationship_logits: Tensor = None
+    sop_logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -164,12 +169,12 @@ class ReplacedTokensOutput(ModelOutput):
         replaced: 1 for replaced tokens, 0 for original ones, -100 at padding, (sequences, length).
     """
 
-    generator_loss: Any = None
-    discriminator_loss: Any = None
-    generator_logits: Any = None
-    logits: Any = None
-    given_ids: Any = None
-    replaced: Any = None
+    generator_loss: Tensor = None
+    discriminator_loss: Tensor = None
+    generator_logits: Tensor = None
+    logits: Tensor = None
+    given_ids: Tensor = None
+    replaced: Tensor = None
 
     def predictions(self) -> tuple[Any, ...]:
         """Return the scores of both models, and the discriminator's targets."""
@@ -184,5 +189,5 @@ class QuestionAnsweringOutput(ModelOutput):
         start_logits, end_logits: (sequences, length); zero at padding.
     """
 
-    start_logits: Any = None
-    end_logits: Any = None
+    start_logits: Tensor = None
+    end_logits: Tensor = None

@@ -204,7 +204,7 @@ class AutoModelForSpanBoundary(AutoModelForMaskedLM):
         cu_seqlens = np.concatenate([[0], np.cumsum(is_real.sum(axis=1))])
         return float(find_boundaries(labels[is_real], cu_seqlens, self.heads[1].most).rows.size)
 
-    def _boundary_loss(self, encoded: Encoded, labels: Any) -> Tensor:
+    def _boundary_loss(self, encoded: Encoded, labels: np.ndarray) -> Tensor:
         """Return the mean cross entropy of the second head; None if there is nothing to predict."""
         head, run = self.heads[1], encoded.run
         found = find_boundaries(labels, encoded.packed.cu_seqlens, head.most)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from bertcore import kernels
-from bertcore.nn.functional.dense import ObservedWeight
+from bertcore.nn.functional.dense import ObservedWeight, Weight
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.passes import Pass
 
@@ -61,7 +61,7 @@ class InputStatistics:
         self._sample: list[np.ndarray] = []
         self._sampled = 0
 
-    def weight(self, run: Pass, base: Any) -> ObservedWeight:
+    def weight(self, run: Pass, base: Weight) -> ObservedWeight:
         """Return the weight `base` after adding its inputs to the statistics."""
         return ObservedWeight(base, self.add)
 

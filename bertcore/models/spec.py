@@ -147,7 +147,7 @@ class Config(dict[str, Any]):
             raise AttributeError(f"the config has no {name}; {hint}")
         return self[found[0]]
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         self[name] = value
 
     @property
@@ -278,18 +278,18 @@ class ConfigReader:
             raise ValueError(f"config: {self.name(key)} is {value!r}, known are {', '.join(sorted(ACTIVATIONS))}")
         return ACTIVATIONS[value]
 
-    def choice(self, key: str, default: Any, *allowed: Any) -> Any:
+    def choice(self, key: str, default: object, *allowed: object) -> Any:
         value = self._get(key, default)
         if value not in allowed:
             raise ValueError(f"config: {self.name(key)} is {value!r}, supported is {' or '.join(map(repr, allowed))}")
         return value
 
-    def require(self, **values: Any) -> None:
+    def require(self, **values: object) -> None:
         """Raise ValueError if one of these keys has another, unsupported value; an absent key means the value."""
         for key, value in values.items():
             self.choice(key, value, value)
 
-    def _get(self, key: str, default: Any) -> Any:
+    def _get(self, key: str, default: object) -> Any:
         value = self._config.get(self._key_in_config(key))
         value = value.tolist() if isinstance(value, np.ndarray) else value  # of GGUF
         return self._defaults.get(key, default) if value is None else value
@@ -330,7 +330,7 @@ class ConfigReader:
         return [names.get(index, f"LABEL_{index}") for index in range(count)]
 
 
-def _is_bounded(value: Any) -> bool:
+def _is_bounded(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
 
 
@@ -410,7 +410,7 @@ def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
 
 
 def without_older_keys(
-    config: Mapping[str, Any], spec: EncoderSpec, older: frozenset[str], **new: Any
+    config: Mapping[str, Any], spec: EncoderSpec, older: frozenset[str], **new: object
 ) -> Mapping[str, Any]:
     """Return the config without the `older` keys, as `Family.config_to_save` does.
 

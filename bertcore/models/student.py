@@ -134,7 +134,7 @@ def _pairs_around(student: Model, teacher: Model) -> Iterator[tuple[Parameter, P
             yield from _pairs(own, heads[task])
 
 
-def _pairs(own: Any, other: Any) -> Iterator[tuple[Parameter, Parameter]]:
+def _pairs(own: object, other: object) -> Iterator[tuple[Parameter, Parameter]]:
     """Yield (student's, teacher's) parameters of two blocks, matched by their attributes' names."""
     if isinstance(own, Parameter) and isinstance(other, Parameter):
         yield own, other

@@ -100,7 +100,7 @@ class ModelWithHeads(Model[OutputT]):
             run.trace.scores.append(scores)
         return losses.cross_entropy(run, scores, known)
 
-    def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: Any) -> tuple[Any, Any]:
+    def _scores_of_labels(self, head: LanguageModelHead, encoded: Encoded, labels: np.ndarray) -> tuple[Any, Any]:
         """Return the scores of the labelled tokens, (labels, words), and their labels, in the backend's memory."""
         run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         return head(run, self._read(encoded, run.to_backend(rows))), run.to_backend(labels[rows])

@@ -117,8 +117,8 @@ class LayerContext:
         rotary: the angles of each RotarySpec of the layers.
     """
 
-    cu_seqlens: Any
-    key_mask: Any = None
+    cu_seqlens: NativeArray
+    key_mask: NativeArray | None = None
     relative: RelativePositions | None = None
     rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
 

@@ -157,7 +157,7 @@ class Forms:
         """Return one of the prepared weights."""
         return next(iter(self.weights.values()))
 
-    def read(self, kind: str, trains: bool, place: Place) -> Any:
+    def read(self, kind: str, trains: bool, place: Place) -> NativeArray | kernels.PreparedWeight:
         """Return the form that a pass at `place` reads, and keep it for this version.
 
         Args:

@@ -84,13 +84,13 @@ def differentiable(record: Operation, *arrays: str, has_step: bool = False) -> M
     gradient_of = [-1 if name == "grad_output" else record.gradients.index(name) for name in sources]
     takes_dtype = "dtype" in record.options
 
-    def forward(run: Pass, *given: Any, save: bool = False, **options: Any) -> Any:
+    def forward(run: Pass, *given: NativeArray | None, save: bool = False, **options: Any) -> Any:
         values, count = [], len(given)
         for place in places:
             values.append(options[place] if type(place) is str else given[place] if place < count else None)
         return record.forward(run.backend, *values, save=save)
 
-    def with_pullback(run: Pass, *given: Any, **options: Any) -> tuple[Any, Pullback]:
+    def with_pullback(run: Pass, *given: NativeArray | None, **options: Any) -> tuple[Any, Pullback]:
         output, saved = forward(run, *given, save=True, **options)
 
         def pullback(grad: NativeArray) -> tuple[Any, ...]:

@@ -224,7 +224,7 @@ class IntegerBuffer:
         parts: where each array stands, by its name.
     """
 
-    array: Any
+    array: NativeArray
     parts: Mapping[str, Slot]
 
     @classmethod

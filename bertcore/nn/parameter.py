@@ -211,7 +211,7 @@ class Parameter(JoinedTensors):
             found = run.tape.leaf(self, found, ("weight", run.autocast), self.dtype)
         return found if self.adapter is None else self.adapter.weight(run, found)
 
-    def read_in_training(self, run: Pass) -> Any:
+    def read_in_training(self, run: Pass) -> NativeArray | Forms:
         """Return the array that a pass under a tape reads, or the forms of a frozen parameter.
 
         The array stays the same if the values change in place; forms change with the values.
@@ -334,7 +334,7 @@ class PerVersion(Generic[Made]):
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
 
-    def get(self, run: Pass, version: Any, make: Callable[[], Made]) -> Made:
+    def get(self, run: Pass, version: object, make: Callable[[], Made]) -> Made:
         """Return the cached value for this version at the pass's place; `make` computes a missing one."""
         known, made = self.kept
         if known != version:

@@ -45,9 +45,9 @@ class RotaryAngles:
         can_be_recorded: whether the rows suffice for these tokens in sequences of any lengths.
     """
 
-    cos: Any
-    sin: Any
-    positions: Any = None
+    cos: NativeArray
+    sin: NativeArray
+    positions: NativeArray | None = None
     can_be_recorded: bool = False
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from bertcore import kernels
 from bertcore.kernels.activation import ACTIVATION, ActivationSaved
@@ -32,23 +32,26 @@ class LowRankWeight(NamedTuple):
         dropout: the dropout rate, in training, of the input of `down`.
     """
 
-    weight: Any
-    down: Any
-    up: Any
+    weight: Tensor | kernels.PreparedWeight
+    down: Tensor
+    up: Tensor
     dropout: float
 
 
 class ObservedWeight(NamedTuple):
     """A weight, and a function that is called with every input that it multiplies."""
 
-    weight: Any
+    weight: Tensor | kernels.PreparedWeight
     observe: Callable[[Any], None]
+
+
+Weight: TypeAlias = Tensor | kernels.PreparedWeight | LowRankWeight | ObservedWeight
 
 
 def linear(
     run: Pass,
     input: Tensor,
-    weight: Any,
+    weight: Weight,
     bias: Tensor,
     residual: Tensor | None = None,
     *,
@@ -68,7 +71,9 @@ def linear(
     return _linear(run, input, weight, bias, residual, activation=activation)
 
 
-def grouped_linear(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int], activation: str | None = None) -> Any:
+def grouped_linear(
+    run: Pass, input: Tensor, weight: Weight, *, offsets: Sequence[int], activation: str | None = None
+) -> Tensor:
     """Return activation(input @ weight.T) of groups of rows, each with its own part of the weight.
 
     Args:
@@ -90,7 +95,7 @@ def grouped_linear(run: Pass, input: Any, weight: Any, *, offsets: Sequence[int]
 
 
 @operation()
-def _grouped(run: Pass, input: Tensor, weight: Any, *, offsets: Sequence[int], activation: str | None) -> Tensor:
+def _grouped(run: Pass, input: Tensor, weight: Weight, *, offsets: Sequence[int], activation: str | None) -> Tensor:
     return _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=True)
 
 
@@ -159,7 +164,7 @@ def _linear_of_low_rank(
 def _linear(
     run: Pass,
     input: Tensor,
-    weight: Any,
+    weight: Weight,
     bias: Tensor,
     residual: Tensor | None = None,
     *,
@@ -208,8 +213,8 @@ class WeightGradient(Addend):
     """A weight's gradient from 16-bit arrays, which a float32 parameter receives without rounding."""
 
     run: Pass
-    grad: Any
-    input: Any
+    grad: NativeArray
+    input: NativeArray
 
     def added_to(self, array: Any | None, dtype: Any = None) -> NativeArray:
         options = {"dtype": dtype, "add_to": array, "backend": self.run.backend}

@@ -42,7 +42,7 @@ def cross_entropy(
 @operation()
 def decoded_cross_entropy(
     run: Pass, input: Any, weight: Any, bias: Any, *, labels: Any, needs_weight: bool = True, chunk: int | None = None
-) -> Any:
+) -> Tensor:
     """Return the mean cross entropy of the scores linear(input, weight, bias), computed in chunks.
 
     `chunk` rows of scores (CHUNK by default) exist at a time. All rows have a label, and `weight` may have no gradient.
@@ -77,9 +77,9 @@ def decoded_cross_entropy(
 class _Scaled(Addend):
     """A parameter's gradient, in float32, times a factor; in `dtype` unless another is requested."""
 
-    gradient: Any
-    factor: Any
-    dtype: Any
+    gradient: NativeArray
+    factor: NativeArray
+    dtype: np.dtype
 
     def added_to(self, array: Any | None, dtype: np.dtype | None = None) -> NativeArray:
         scaled = self.gradient * self.factor

@@ -93,8 +93,8 @@ class _RowsGradient(Addend):
     """A table's gradient, stored as the gradients of the rows taken: a table is much larger than a batch."""
 
     run: Pass
-    grad: Any
-    rows: Any
+    grad: NativeArray
+    rows: NativeArray
     table_rows: int
 
     def added_to(self, array: Any | None, dtype: np.dtype | None = None) -> NativeArray:
