@@ -43,9 +43,9 @@ class AttentionComponents(NamedTuple):
     model lacks the term.
     """
 
-    content_to_content: Any
-    content_to_position: Any
-    position_to_content: Any
+    content_to_content: NativeArray | None
+    content_to_position: NativeArray | None
+    position_to_content: NativeArray | None
 
 
 @dataclass(kw_only=True)

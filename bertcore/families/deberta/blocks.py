@@ -195,7 +195,7 @@ class PositionsOfPass:
     run: Pass
     block: RelativeEmbeddings
     longest: int
-    is_real: Any = None
+    is_real: NativeArray | None = None
     padding: Sequence[tuple[slice, np.ndarray]] = ()
     components: list | None = None
 
@@ -240,8 +240,8 @@ class DisentangledContext(LayerContext):
 class Keys(NamedTuple):
     """The keys of an attention, from tokens and from positions."""
 
-    qkv: Any  # concatenated query, key and value of the tokens, (tokens, 3 * hidden)
-    bias: Any  # the bias of their projection, (3 * hidden,)
+    qkv: Tensor  # concatenated query, key and value of the tokens, (tokens, 3 * hidden)
+    bias: Tensor  # the bias of their projection, (3 * hidden,)
     # the projected relative positions for queries and for keys, (rows, heads, head_dim) each, or None
     tables: tuple[Any, Any]
 

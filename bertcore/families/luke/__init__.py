@@ -46,10 +46,10 @@ class EntityMaskedLMOutput(ModelOutput):
         entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
     """
 
-    mlm_loss: Any = None
-    mep_loss: Any = None
-    logits: Any = None
-    entity_logits: Any = None
+    mlm_loss: Tensor = None
+    mep_loss: Tensor = None
+    logits: Tensor = None
+    entity_logits: Tensor = None
 
 
 class EntityClassifier(Block):

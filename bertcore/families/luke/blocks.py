@@ -61,7 +61,7 @@ def merge_rows(run: Pass, first: Tensor, second: Tensor, *, first_rows: NativeAr
 
 
 @operation()
-def split_rows(run: Pass, rows: Tensor, *, first_rows: NativeArray, second_rows: NativeArray) -> Any:
+def split_rows(run: Pass, rows: Tensor, *, first_rows: NativeArray, second_rows: NativeArray) -> tuple[Tensor, Tensor]:
     """Return the two parts that `merge_rows` joined, given the same indices."""
 
     def pullback(of_first, of_second):
@@ -184,8 +184,8 @@ class EntitySpec:
 class TokenRows:
     """Indices of words and of entities among all tokens of a batch, (words,) and (entities,)."""
 
-    words: Any
-    entities: Any
+    words: NativeArray
+    entities: NativeArray
 
 
 @dataclass
@@ -193,16 +193,16 @@ class Entities:
     """The packed entities of a batch, in the active backend's memory (except the layouts)."""
 
     # integers, (entities,)
-    ids: Any
-    token_type_ids: Any
-    position_ids: Any  # the positions of each mention's tokens, padded with -1, (entities, longest mention)
+    ids: NativeArray
+    token_type_ids: NativeArray
+    position_ids: NativeArray  # the positions of each mention's tokens, padded with -1, (entities, longest mention)
     batch: PackedBatch  # the layout of the entities
     all_tokens: PackedBatch  # the layout of words and entities; in each sequence entities follow the words
     # for words and entities; see `TokenRows`, `EncoderInput`
     rows: TokenRows
-    cu_seqlens: Any
-    key_mask: Any
-    hidden: Any = None  # their last hidden state, (entities, hidden), once computed
+    cu_seqlens: NativeArray
+    key_mask: NativeArray | None
+    hidden: Tensor = None  # their last hidden state, (entities, hidden), once computed
 
     def integers(self) -> dict[str, np.ndarray]:
         """Return the integer arrays by name, as `with_integers` takes them."""

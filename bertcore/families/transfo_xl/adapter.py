@@ -76,7 +76,7 @@ class RecurrentAdapter(Adapter):
             inputs.visible = packed.is_real[:, None, :]
         return inputs
 
-    def _checked_memory(self, run: Pass, mems: Any, sequences: int) -> list[Any]:
+    def _checked_memory(self, run: Pass, mems: Sequence[NativeArray] | NativeArray, sequences: int) -> list[Any]:
         if not isinstance(mems, Sequence) and not hasattr(mems, "shape"):
             raise TypeError(f"mems is {type(mems).__name__}, expected an array for each layer")
         if len(mems) != self.spec.num_layers:

@@ -23,18 +23,18 @@ from bertcore.tape import Tensor, value_of
 class PassPositions:
     """Positions of queries and keys in one pass, shared by its layers; arrays are in the backend's memory."""
 
-    sinusoids: Any  # the encoding of each distance, (distances, hidden)
-    distance_rows: Any  # the row of `sinusoids` for each distance, as in `kernels.RelativePositions`
-    cu_seqlens_k: Any  # offsets of the keys' sequences, int32 (sequences + 1,)
-    key_rows: Any = None  # with a memory, the rows of (memory, then hidden) in the order of the keys; otherwise None
-    query_rows: Any = None  # with a memory, the rows of the keys that are also queries; otherwise None
+    sinusoids: Tensor  # the encoding of each distance, (distances, hidden)
+    distance_rows: NativeArray  # the row of `sinusoids` for each distance, as in `kernels.RelativePositions`
+    cu_seqlens_k: NativeArray  # offsets of the keys' sequences, int32 (sequences + 1,)
+    key_rows: NativeArray | None = None  # with a memory, the rows of (memory, then hidden) in the order of the keys
+    query_rows: NativeArray | None = None  # with a memory, the rows of the keys that are also queries
     # segments of queries and keys, integers; None if segments do not matter
-    segment_ids: Any = None
-    segment_ids_k: Any = None
+    segment_ids: NativeArray | None = None
+    segment_ids_k: NativeArray | None = None
     # the halves of a batch whose second half runs backwards; None for other batches
     halves: "tuple[HalfBatch, HalfBatch] | None" = None
     position_keys: dict | None = None  # a cache of the projected `sinusoids` by block; None while a tape records
-    before_dropout: Any = None  # `sinusoids` before dropout; kept alive because a CUDA graph reads it
+    before_dropout: NativeArray | None = None  # `sinusoids` before dropout; kept alive because a CUDA graph reads it
 
     def half(self, sequences: slice, tokens: slice, keys: slice, distance_rows: NativeArray) -> "HalfBatch":
         """Return the part for some sequences of a batch of equal lengths, with these `distance_rows`."""

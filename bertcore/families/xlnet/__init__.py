@@ -148,7 +148,7 @@ class TwoStreamAdapter(RecurrentAdapter):
         content.predictions = Predictions(matrices, sees)
         return content
 
-    def restore(self, run: Pass, inputs: TwoStreamInput, state: Any) -> Encoded:
+    def restore(self, run: Pass, inputs: TwoStreamInput, state: Tensor | tuple[Tensor, Tensor]) -> Encoded:
         """Return the outputs; with target_mapping they have predictions in place of tokens."""
         if inputs.target_mapping is None:
             return super().restore(run, inputs, state)
@@ -169,7 +169,7 @@ class TwoStreamAdapter(RecurrentAdapter):
     def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
         return ahead >= 0
 
-    def _remembered(self, state: Any) -> Any:
+    def _remembered(self, state: Tensor) -> Tensor:
         return state[: self.spec.details.reuse_length] if self.spec.details.reuse_length else state
 
     def _padded_states(self, run: Pass, states: list, inputs: TwoStreamInput) -> tuple[Any, ...]:

@@ -81,8 +81,8 @@ class Predictions:
         sees: 1 for tokens at which the query stream attends to any key, else 0, (tokens, 1); None if all are 1.
     """
 
-    matrices: Any
-    sees: Any = None
+    matrices: NativeArray
+    sees: NativeArray | None = None
 
     def to_tokens(self, run: Pass, predictions: Tensor) -> Tensor:
         """Map (predictions, features) to (tokens, features)."""
