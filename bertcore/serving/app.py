@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hmac
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -108,7 +108,7 @@ def create_app(
         routes.append(Route(path, _handler(loaded, settings, answers.get(path), pages.get(path)), methods=methods))
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> Any:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         short = ThreadPoolExecutor(1, "bertcore-short")
         nicer: Any = {"initializer": step_back, "initargs": (NICER,)}
         long = ThreadPoolExecutor(1, "bertcore-long", **nicer)
@@ -150,7 +150,7 @@ def _load(name: str | os.PathLike[str], dtype: str | None) -> ServedModel:
 
 def _handler(
     models: Models, settings: ServerSettings, endpoint: rq.Endpoint | None, page: Callable[[], Response] | None
-) -> Any:
+) -> Callable[[Request], Awaitable[Response]]:
     """Make a handler that answers GET with `page`, without a key, and other requests by the endpoint."""
 
     async def handle(request: Request) -> Response:
@@ -216,7 +216,7 @@ def _check_values(content: bytes) -> None:
         raise rq.too_large(f"the body has more than {MOST[what][1]} {what}, the limit")
 
 
-async def _answered(request: Request, work: Any, timeout: float) -> Any:
+async def _answered(request: Request, work: Awaitable[Any], timeout: float) -> Any:
     """Return the result of `work`, which is cancelled after `timeout` seconds or when the client disconnects."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request.receive))

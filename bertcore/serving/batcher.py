@@ -42,7 +42,7 @@ class Job:
     spans: tuple[tuple[int, int], ...] = ()  # of marked entities
 
     @property
-    def given(self) -> Any:
+    def given(self) -> str | dict[str, Any]:
         return {"text": self.text, "spans": self.spans} if self.spans else self.text
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ USAGE = rq.record(prompt_tokens=INTEGER, total_tokens=INTEGER)
     normalize=rq.optional(rq.FLAG, True),
     dimensions=rq.optional(rq.COUNT),
 )
-async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> np.ndarray:
     """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false."""
     model, rows, route = await _read("dense", body, models, settings)
     options = {"normalize": body["normalize"], "dimensions": body["dimensions"]}
@@ -34,7 +34,7 @@ async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) 
 
 
 @rq.endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=rq.many(rq.many(rq.many(NUMBER))), **READ)
-async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[np.ndarray]:
     """Return the hidden states of each text's tokens, without pooling.
 
     A late-interaction model returns its document vectors, or query vectors for the `prompt_name` "query".
@@ -50,7 +50,7 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
     result=rq.many(rq.many(rq.record(index=INTEGER, value=NUMBER))),
     **READ,
 )
-async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[list[dict[str, Any]]]:
     """Return the vocabulary's tokens with a nonzero weight for each text of `inputs`, and their weights.
 
     If the model reads queries differently from documents, mark them by the `prompt_name` "query".
@@ -76,7 +76,7 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
     dimensions=rq.optional(rq.COUNT),
     user=rq.optional(rq.TEXT),
 )
-async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
     """Return the embedding of each text of `input`, of length 1; base64 holds little-endian float32.
 
     `model` names a served model (404 for any other); the first one answers by default.
@@ -85,7 +85,7 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
     prompt, texts = prompt_of(model, None), listed(body["input"])
     options = {"truncate": settings.auto_truncate, "prompt": prompt}
     rows = await model.tokens(texts, **options, names="input[{}]".format, advice="")
-    found: Any = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
+    found: np.ndarray | list[str] = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
     if body["encoding_format"] == "base64":
         found = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in found]
     data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(found)]
@@ -97,7 +97,7 @@ def usage(rows: list[Any]) -> dict[str, int]:
     return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
-def listed(inputs: Any) -> list[Any]:
+def listed(inputs: str | list[Any]) -> list[Any]:
     """Return a list of texts or token-id lists; a single one becomes a list of one."""
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
 
@@ -169,7 +169,7 @@ LABELS = rq.many(rq.record(score=NUMBER, label=rq.TEXT))
     **rq.MODEL,
     raw_scores=rq.optional(rq.FLAG, False),
 )
-async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
     """Return the labels of a text, a pair ([text, text]), or each of several ([[text], [text, text]]).
 
     The most probable label comes first. The model's config decides how scores follow from logits
@@ -203,7 +203,7 @@ RERANKERS = ("classifier", "late")
     raw_scores=rq.optional(rq.FLAG, False),
     return_text=rq.optional(rq.FLAG, False),
 )
-async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[dict[str, Any]]:
     """Return the texts ordered by relevance to the query; scores are the sigmoid of logits unless `raw_scores`.
 
     A late-interaction model's scores are its similarities.
@@ -237,7 +237,7 @@ def _documents(return_documents: bool) -> Any:
     )
 
 
-async def _ranked_documents(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def _ranked_documents(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
     """Return the `top_n` documents most relevant to the query, best first; long ones are cut."""
     model = _reranker(models, body["model"])
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
@@ -263,7 +263,7 @@ cohere_rerank = _documents(return_documents=False)(_ranked_documents)
     parameters=rq.options(**rq.CUT, **rq.PROMPT),
     **rq.MODEL,
 )
-async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> np.ndarray:
     """Return the cosine similarity of the source sentence to each of the sentences."""
     model, inputs, parameters = models.of_kind("dense", body["model"]), body["inputs"], body["parameters"]
     cut, prompt = settings.cutting(parameters), prompt_of(model, parameters["prompt_name"])

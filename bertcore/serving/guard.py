@@ -1,5 +1,7 @@
 """The outermost layer of a server: it checks hosts and origins, and counts one answer for each request."""
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import logging
@@ -7,7 +9,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -18,6 +20,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from bertcore.serving.requests import MemoryBudget, RequestError, ServerSettings, failed, forbidden, overloaded, stopped
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CLIENT_GONE = 499  # nginx's status for a client that closed the connection
 PART = 1 << 16  # bytes of an answer that are encoded and sent at once
@@ -72,11 +77,11 @@ class Guard:
     number of counters and keeps clients' paths out of the log.
     """
 
-    def __init__(self, app: Any, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
+    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics, paths: Mapping[Any, str]):
         self._app, self._settings, self._metrics, self._paths = app, settings, metrics, paths
         self._memory, self._in_work = MemoryBudget(settings.max_memory), 0
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -105,7 +110,7 @@ class Guard:
             fields |= {"path": self._path(scope), "status": exchange.status, "ms": round(1000 * seconds, 1)}
             access_log.info("%(client)s %(method)s %(path)s %(status)d %(ms).1f ms", fields)
 
-    def _check_sender(self, scope: Any) -> None:
+    def _check_sender(self, scope: Scope) -> None:
         headers = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         hosts, origins = self._settings.allowed_hosts, self._settings.cors_origins
@@ -116,25 +121,25 @@ class Guard:
         if origin.partition("://")[2] != host:
             raise forbidden(f"the header Origin is {origin!r:.100}, expected this server's or one of --cors-origin")
 
-    def _path(self, scope: Any) -> str:
+    def _path(self, scope: Scope) -> str:
         return self._paths.get(scope.get("endpoint"), "other")
 
 
 class Exchange:
     """One request and its answer; the status is CLIENT_GONE until the answer begins."""
 
-    def __init__(self, scope: Any, receive: Any, send: Any, origins: Collection[str]):
+    def __init__(self, scope: Scope, receive: Receive, send: Send, origins: Collection[str]):
         self._scope, self._receive, self._send, self._origins = scope, receive, send, origins
         names = dict(scope["headers"])
         self._is_sending = b"transfer-encoding" in names or names.get(b"content-length", b"0") != b"0"
         self.status = CLIENT_GONE
 
-    async def receive(self) -> Any:
+    async def receive(self) -> Message:
         message = await self._receive()
         self._is_sending = self._is_sending and message.get("more_body", False)
         return message
 
-    async def send(self, message: Any) -> None:
+    async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             close = [(b"connection", b"close")] if self._is_sending else []
@@ -151,17 +156,17 @@ class Exchange:
     async def answer(self, error: RequestError) -> None:
         """Send an error, unless an answer has begun: the connection then closes before the answer ends."""
         if self.status == CLIENT_GONE:
-            response: Any = error_response(error, self._scope["path"])
+            response: ASGIApp = error_response(error, self._scope["path"])
             if self._origins and self._scope["method"] != "OPTIONS":  # so that an allowed page can read the error
                 response = CORSMiddleware(response, allow_origins=self._origins)
             await response(self._scope, self.receive, self.send)
 
 
-def json_response(value: Any, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     return Response(orjson.dumps(value), status, media_type="application/json")
 
 
-def long_json_response(value: Any) -> Response:
+def long_json_response(value: object) -> Response:
     """Return a value, which may contain arrays, as JSON; one of more than PART bytes is encoded while it is sent."""
     parts = _in_parts(value)
     first, second = next(parts), next(parts, None)
@@ -176,7 +181,7 @@ class Parts(Response):
         del self.headers["content-length"]
         self._first, self._others = first, others
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         gone = asyncio.ensure_future(disconnected(receive))
         try:
@@ -191,13 +196,13 @@ class Parts(Response):
             gone.cancel()
 
 
-async def disconnected(receive: Any) -> None:
+async def disconnected(receive: Receive) -> None:
     """Return when the client has closed the connection; nothing else may call `receive` meanwhile."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-def _in_parts(value: Any) -> Iterator[bytes]:
+def _in_parts(value: object) -> Iterator[bytes]:
     """Yield a value as JSON, in parts of PART bytes or a little more, at least one."""
     part = bytearray()
     for piece in _pieces(value, 0):
@@ -208,7 +213,7 @@ def _in_parts(value: Any) -> Iterator[bytes]:
     yield bytes(part)
 
 
-def _pieces(value: Any, depth: int) -> Iterator[bytes]:
+def _pieces(value: object, depth: int) -> Iterator[bytes]:
     """Yield a value as JSON in pieces: the numbers of a row, the fields of an entry."""
     if isinstance(value, dict) and depth == 0:
         for index, (name, each) in enumerate(value.items()):
@@ -231,7 +236,7 @@ def error_response(error: RequestError, path: str) -> Response:
         status = error.openai_status or status
         kind = "invalid_request_error" if status < 500 else "server_error"
         described = {"message": error.message, "type": kind, "param": None, "code": error.code}
-        value: Any = {"error": described, "message": error.message, "code": status}
+        value: dict[str, Any] = {"error": described, "message": error.message, "code": status}
         value |= {"type": error.kind, "error_type": error.kind}  # the server has the one, its schema the other
     else:
         value = {"error": error.message, "error_type": error.kind}

@@ -35,7 +35,7 @@ TOKENS = rq.many(rq.record(id=INTEGER, text=rq.TEXT, special=rq.FLAG, start=PLAC
     **rq.PROMPT,
     **rq.MODEL,
 )
-async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[list[dict[str, Any]]]:
     """Return all tokens of each text of `inputs`, with the bytes that they stand for."""
     model = models.of_kind(None, body["model"])
     texts = model.prepared(listed(body["inputs"]), prompt_of(model, body["prompt_name"]))
@@ -48,7 +48,7 @@ async def tokenize(body: dict[str, Any], models: Models, settings: ServerSetting
 def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     """Return the tokens of a text with the bytes that they stand for."""
     if text.isascii():
-        bytes_before: Any = range(len(text) + 1)
+        bytes_before: range | list[int] = range(len(text) + 1)
     else:
         bytes_before = list(accumulate((len(character.encode()) for character in text), initial=0))
     columns = (encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets)
@@ -70,7 +70,7 @@ def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
     skip_special_tokens=rq.optional(rq.FLAG, True),
     **rq.MODEL,
 )
-async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[str]:
     """Return the text of each list of token ids."""
     model, rows = models.of_kind(None, body["model"]), listed(body["ids"])
     model.check_read(count := sum(map(len, rows)), "token ids")
@@ -107,7 +107,7 @@ UNKNOWN = ("model_sha", "max_batch_requests", "sha", "docker_label")
     ),
     **rq.MODEL,
 )
-async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
     """Return the kind and sizes of the model named `model` (the first by default), and the server's limits."""
     model = models.of_kind(None, body["model"])
     kind = task_of(model)
@@ -159,7 +159,7 @@ ONE = rq.record(
 )
 
 
-async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
     """Return the served models, or the one named `model` (404 if there is no such model).
 
     Beside OpenAI's members: a model's task, its numbers of layers and of heads in a layer, and its mask token.
@@ -191,7 +191,7 @@ WORDS = rq.many(rq.record(score=NUMBER, token=INTEGER, token_str=rq.TEXT, sequen
 
 async def _piped(
     kind: str, body: dict[str, Any], models: Models, settings: ServerSettings, options: dict[str, Any]
-) -> Any:
+) -> list[Any]:
     """Return the answers of this kind's pipeline to the texts of `inputs`, called with these options."""
     model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(options)
     truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
@@ -205,7 +205,7 @@ async def _piped(
     return await _answered(model, inputs, truncate, options)
 
 
-async def _answered(model: ServedModel, inputs: Any, truncate: bool, options: dict[str, Any]) -> Any:
+async def _answered(model: ServedModel, inputs: str | list[str], truncate: bool, options: dict[str, Any]) -> Any:
     texts = [inputs] if isinstance(inputs, str) else inputs
     names = ("inputs" if isinstance(inputs, str) else "inputs[{}]").format
     found = await model.compute("answers", await model.jobs(texts, truncate=truncate, names=names, **options))
@@ -224,7 +224,7 @@ async def _answered(model: ServedModel, inputs: Any, truncate: bool, options: di
     ),
     **rq.MODEL,
 )
-async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
     """Return the entities of each text of `inputs`, with the characters at which they start and end.
 
     As in Hugging Face's inference API, the aggregation strategy "none" returns tokens (`entity`) instead of entities
@@ -245,7 +245,7 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     truncate=rq.optional(rq.FLAG),
     **rq.MODEL,
 )
-async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
     """Return the entities with these labels in each text of `inputs`, with their first characters and last + 1.
 
     As in GLiNER's `predict_entities`, scores are above `threshold`; without `flat_ner` an entity may lie within
@@ -270,7 +270,7 @@ ANY = {"type": "object", "description": "an object"}
     truncate=rq.optional(rq.FLAG),
     **rq.MODEL,
 )
-async def extract(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def extract(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any] | list[Any]:
     """Return what `schema` describes in each text of `inputs`: entities, relations, records and classes.
 
     Schemas and results are those of the package gliner2: its members are entities, relations, structures and
@@ -292,7 +292,7 @@ async def extract(body: dict[str, Any], models: Models, settings: ServerSettings
     ),
     **rq.MODEL,
 )
-async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
     """Return the `top_k` most probable words for the mask in each text of `inputs`, and the text with each.
 
     As in Hugging Face's inference API, a text with several masks gets a list for each; `targets` are the words to
@@ -314,7 +314,7 @@ MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last
     parameters=rq.options(top_k=rq.optional(rq.COUNT)),
     **rq.MODEL,
 )  # fmt: skip
-async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
     """Return the types of the entity at a text's span, or the relations of the two at its spans, best first.
 
     A relation's spans are the head and the tail, in characters. `top_k` is the most labels returned; all by default.
@@ -341,7 +341,7 @@ async def entity_classification(body: dict[str, Any], models: Models, settings: 
     **rq.PROMPT,
     **rq.MODEL,
 )
-async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> Any:
+async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
     """Return the attention probabilities of a short text: for each token a row of probabilities.
 
     Layers and heads are counted from 1; the default is the last layer and the mean of its heads.

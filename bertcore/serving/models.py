@@ -361,7 +361,7 @@ def _marked_task(folder: Path) -> str:
     return "relation-extraction" if is_pair else "entity-classification"
 
 
-def _size(text: Any) -> int:
+def _size(text: str | tuple[str, ...] | list[int]) -> int:
     """Return the number of characters of a text or a pair, or of ids in a list."""
     return sum(map(len, text)) if isinstance(text, tuple) else len(text)
 

@@ -38,11 +38,13 @@ class RequestError(Exception):
         return self.message
 
 
-def _error(status: int, kind: str, code: str | None = None, openai_status: int | None = None) -> Any:
+Make = Callable[[str], RequestError]  # takes the message
+
+
+def _error(status: int, kind: str, code: str | None = None, openai_status: int | None = None) -> Make:
     return partial(RequestError, status, kind, code=code, openai_status=openai_status)
 
 
-Make = Callable[[str], RequestError]  # takes the message
 malformed: Make = _error(400, "Validation")  # a body that is not a JSON object
 empty: Make = _error(400, "Empty")  # no text, or a text without characters
 invalid: Make = _error(422, "Validation", openai_status=400)  # a missing or wrong field
@@ -89,7 +91,7 @@ def record(**fields: Schema) -> Schema:
     return {"type": "object", "properties": fields, "required": required, "description": description}
 
 
-def optional(schema: Schema, default: Any = None) -> Schema:
+def optional(schema: Schema, default: object = None) -> Schema:
     """Return the schema of a field that may be absent or null, both meaning `default`."""
     made = {**schema, "type": [schema["type"], "null"], "default": default}
     return made | ({"enum": [*schema["enum"], None]} if "enum" in schema else {})
@@ -100,7 +102,7 @@ def options(**fields: Schema) -> Schema:
     return optional(record(**fields), {})
 
 
-def many(items: Schema, description: str = "", **more: Any) -> Schema:
+def many(items: Schema, description: str = "", **more: object) -> Schema:
     """Return the schema of a list; with a `description` (in a request) it has at least one entry."""
     asked = {"minItems": 1, "description": description} if description else {}
     return {"type": "array", "items": items} | asked | more
@@ -186,7 +188,7 @@ def _fits(schema: Schema, value: Any) -> bool:
     return value is None or "minimum" not in schema or schema["minimum"] <= value <= schema.get("maximum", value)
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """Describe a value briefly; lists and objects only by type, as they may be huge or deeply nested."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
