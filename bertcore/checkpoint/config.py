@@ -100,7 +100,7 @@ def with_dtype(
     return {**config, QUANTIZATION: quantization | {"ignore": sorted(unquantized)}}
 
 
-def _quantized_dtype(where: str, found: Any) -> str:
+def _quantized_dtype(where: str, found: object) -> str:
     """Return int8 or int8_weight_only. Raises CheckpointError for any other quantization."""
     expected = "supported is int8 with a scale for each output channel or each 32 weights: quant_method "
     expected += "'compressed-tensors', format"

@@ -130,13 +130,13 @@ def read_json_object(file: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(file: Path, value: Any) -> None:
+def write_json(file: Path, value: object) -> None:
     """Write `value` as indented JSON; the file's folder is made if it is missing."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
-def _is_too_deep(value: Any) -> bool:
+def _is_too_deep(value: object) -> bool:
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_DEPTH):
         found = (inner.values() if isinstance(inner, dict) else inner for inner in level)

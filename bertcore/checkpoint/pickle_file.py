@@ -15,7 +15,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +73,7 @@ class Tensor:
         return (sum(steps) + 1) * ITEM_SIZES[self.dtype]
 
 
-def _checked(what: str, value: Any) -> int:
+def _checked(what: str, value: object) -> int:
     """Return `value` if it is a sensible size, stride or offset."""
     if type(value) is not int or not 0 <= value < LARGEST:
         found = str(value) if type(value) is int else f"a {kind(value)}"
@@ -82,7 +81,7 @@ def _checked(what: str, value: Any) -> int:
     return value
 
 
-def _storage(reference: Any) -> Storage:
+def _storage(reference: object) -> Storage:
     """Return the storage that torch.save refers to by ("storage", its class, key, device, number of elements).
 
     The format before PyTorch 1.6 has a sixth entry: None, or (key, first element, number of elements) of a view.
@@ -105,7 +104,7 @@ def _storage(reference: Any) -> Storage:
     return Storage(key, storage_type.dtype, size * item, first * item, (first + count) * item)
 
 
-def _rebuild_tensor(storage: Any, offset: Any, size: Any, stride: Any, dtype: str | None = None) -> Tensor:
+def _rebuild_tensor(storage: object, offset: object, size: object, stride: object, dtype: str | None = None) -> Tensor:
     if type(storage) is not Storage or type(size) is not tuple or type(stride) is not tuple:
         raise Refused(f"a tensor made of a {kind(storage)}, a {kind(size)} and a {kind(stride)}")
     if len(size) != len(stride) or len(size) > MOST_DIMENSIONS:
@@ -139,7 +138,7 @@ def _rebuild_tensor_v3(storage, offset, size, stride, requires_grad, backward_ho
     return _rebuild_tensor(storage, offset, size, stride, dtype.name)
 
 
-def _check_no_metadata(metadata: Any) -> None:
+def _check_no_metadata(metadata: object) -> None:
     if metadata is not None and metadata != {}:
         raise Refused("a tensor that is to be conjugated or negated when it is read, which is not supported")
 
@@ -306,7 +305,7 @@ def _read_stream(data) -> _Content:
     return tensors, _stream_storages(data, keys, items, place), "little" if little else "big"
 
 
-def _stream_storages(data, keys: Any, items: Mapping[str, int], place: int) -> dict[str, tuple[int, int]]:
+def _stream_storages(data, keys: object, items: Mapping[str, int], place: int) -> dict[str, tuple[int, int]]:
     """Return the places of consecutive storages from byte `place` on; `items` has the size of their elements."""
     if type(keys) is not list or not all(type(key) is str for key in keys):
         raise Refused("its list of storages is not a list of keys")
@@ -323,7 +322,7 @@ def _stream_storages(data, keys: Any, items: Mapping[str, int], place: int) -> d
     return storages
 
 
-def _state_dict(value: Any) -> dict[str, Tensor]:
+def _state_dict(value: object) -> dict[str, Tensor]:
     if type(value) is not dict:
         raise Refused(f"it holds a {kind(value)}, expected a state dict: names with tensors")
     others = [f"{shown(name)} is a {kind(each)}" for name, each in value.items() if type(each) is not Tensor]

@@ -65,7 +65,7 @@ def read_pickle(data: bytes | mmap.mmap, known: KnownNames, start: int = 0) -> t
         raise Refused(f"the pickle has text that is not UTF-8, before byte {machine.position}") from error
 
 
-def kind(value: Any) -> str:
+def kind(value: object) -> str:
     """Return the name of a value's type, for messages: the value itself may be endless."""
     return type(value).__name__
 
@@ -75,7 +75,7 @@ def shown(text: str) -> str:
     return text if text.isprintable() and len(text) < 100 else ascii(text[:100])
 
 
-def check_key(key: Any) -> None:
+def check_key(key: object) -> None:
     """Raise Refused for a key of a dict that is not a string.
 
     Hashing a tuple can take exponential time; integers can be chosen so that all of them collide.
@@ -124,7 +124,7 @@ class _Machine:
         end = self.data.find(b"\n", self.position, self.stop)
         return self.take((self.stop if end < 0 else end) + 1 - self.position)[:-1].decode("utf-8")
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         self.stack.append(value)
 
     def pop(self) -> Any:
@@ -161,7 +161,7 @@ class _Machine:
     def extend(self, values: list[Any]) -> None:
         self.last(list).extend(values)
 
-    def name(self, module: Any, name: Any) -> None:
+    def name(self, module: object, name: object) -> None:
         if type(module) is not str or type(name) is not str:
             raise Refused("the pickle asks for a name that is not text")
         if (module, name) not in self.known.names:

@@ -19,7 +19,7 @@ import importlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -108,7 +108,7 @@ class GraphCache:
 
     def __init__(self, most_workspaces: int):
         self._lock, self._most_workspaces = threading.Lock(), most_workspaces
-        self._version: Any = None
+        self._version: object = None
         self._seen: OrderedDict[tuple[int, Any], None] = OrderedDict()
         self.workspaces: dict[int, list[Workspace]] = {}
         self._is_refused = False  # whether a pass was NotCaptured
@@ -122,7 +122,7 @@ class GraphCache:
             with self._lock:
                 self._keep_only(version())
 
-    def _keep_only(self, version: Any) -> None:
+    def _keep_only(self, version: object) -> None:
         if version != self._version:
             self._drop_all()
             self._version = version
@@ -135,7 +135,7 @@ class GraphCache:
                 workspace.block = None
 
     def _find(
-        self, version: Any, key: Any, captured: Callable[[Workspace], _Graph | None]
+        self, version: object, key: Hashable, captured: Callable[[Workspace], _Graph | None]
     ) -> tuple[Workspace, Any] | None:
         """Return a free workspace and the graph of a layout there: the one kept, or `captured` now.
 
@@ -199,7 +199,7 @@ class InferenceGraphs(GraphCache):
     def __init__(self) -> None:
         super().__init__(1)
 
-    def run(self, version: Any, key: Any, build: Build, batch: Any, rows: int) -> tuple[Any, ...] | None:
+    def run(self, version: object, key: Any, build: Build, batch: NativeArray, rows: int) -> tuple[Any, ...] | None:
         """Return the first `rows` rows of each array of build(batch)[0], by a graph; None if there is none.
 
         Args:
@@ -219,7 +219,7 @@ class InferenceGraphs(GraphCache):
 
 
 class _InferenceGraph(_Graph):
-    def __init__(self, workspace: Workspace, build: Build, batch: Any):
+    def __init__(self, workspace: Workspace, build: Build, batch: NativeArray):
         self._batch = batch.copy()
         build(self._batch)  # errors raised here are not caused by capture
         try:
@@ -235,7 +235,7 @@ class _InferenceGraph(_Graph):
         except RuntimeError as error:  # CUDA's are RuntimeErrors, too, except for lack of memory
             raise NotCaptured(str(error)) from error
 
-    def run(self, workspace: Workspace, batch: Any, rows: int) -> tuple[Any, ...]:
+    def run(self, workspace: Workspace, batch: NativeArray, rows: int) -> tuple[Any, ...]:
         """Return the first rows of the results for this batch, in arrays of their own."""
         with workspace.in_turn() as stream:
             self._batch[...] = batch
@@ -256,7 +256,7 @@ class TrainingGraphs(GraphCache):
     def __init__(self) -> None:
         super().__init__(MOST_AT_ONCE)
 
-    def begin(self, version: Any, key: Any, build: Build, arrays: Sequence[tuple[Any, int]]) -> TrainingPass | None:
+    def begin(self, version: object, key: Any, build: Build, arrays: Sequence[tuple[Any, int]]) -> TrainingPass | None:
         """Return a pass of this layout by graphs, to be run now; None if there are none.
 
         Args:
@@ -330,11 +330,11 @@ class TrainingPass:
         kept: the objects that `build` returned to be kept.
     """
 
-    def __init__(self, workspace: Workspace, graph: Any):
+    def __init__(self, workspace: Workspace, graph: _TrainingGraph):
         self._workspace, self.graph, self.kept = workspace, graph, graph.kept
         workspace.hold(self)
 
-    def forward(self, arrays: Sequence[Any]) -> Any:
+    def forward(self, arrays: Sequence[Any]) -> NativeArray:
         """Return the output for the arrays, with as many rows as the first array."""
         graph = self.graph
         with self._workspace.in_turn() as stream:

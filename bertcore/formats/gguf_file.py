@@ -195,7 +195,7 @@ class _Cursor:
         except UnicodeDecodeError as error:
             raise ValueError(f"{what} is not UTF-8: {error}") from error
 
-    def value(self, kind: int, key: str) -> Any:
+    def value(self, kind: int, key: str) -> float | str | list[str] | np.ndarray:
         """Return a number, a text, or a list of them: texts in a list, numbers in an array."""
         if kind in NUMBERS:
             return self.number(NUMBERS[kind], key)
@@ -287,7 +287,7 @@ def _unique(pairs: Iterator[tuple[str, Any]], what: str) -> dict[str, Any]:
     return found
 
 
-def _placed(cursor: _Cursor, tensors: list[tuple[str, Any]], alignment: Any) -> dict[str, GGUFTensor]:
+def _placed(cursor: _Cursor, tensors: list[tuple[str, Any]], alignment: object) -> dict[str, GGUFTensor]:
     """Return the tensors with their places in the file, which must not overlap nor reach beyond it."""
     if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1) or alignment > 1 << 16:
         raise ValueError(f"general.alignment is {alignment!r}, expected a power of two up to 65536")

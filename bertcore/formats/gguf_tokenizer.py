@@ -80,7 +80,7 @@ class GGUFTokens:
             if self.types[number] == NORMAL:
                 self.types[number] = CONTROL
 
-    def numbers(self, name: str, kinds: str, default: Any = None) -> Any:
+    def numbers(self, name: str, kinds: str, default: Any = None) -> np.ndarray:
         """Return an array of a number for each token."""
         values = self.metadata.get(KEY + name, default)
         if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds or len(values) != len(self.tokens):
@@ -303,7 +303,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, size: int, type_vocab_size: int) ->
     return {KEY + key: value for key, value in (found | _special_ids(tokenizer)).items()}
 
 
-def _steps(part: Any) -> list[dict[str, Any]]:
+def _steps(part: dict[str, Any] | None) -> list[dict[str, Any]]:
     if part is None:
         return []
     inner = part.get("normalizers") or part.get("pretokenizers")

@@ -4,8 +4,8 @@ A pass with a `Graph` runs each operation on a small batch and notes its nodes. 
 the pass and (batch, length, features) in the graph; what depends on no input is a constant.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,9 @@ class Symbol:
         self.dtype, self.ndim = value.dtype, value.ndim
         # Tables by distance are made for so many tokens.
         self.shape = (longest or value.shape[0], *value.shape[1:])
+
+
+Operand: TypeAlias = Symbol | str | Array | np.generic  # an activation, a tensor by its name, or a constant
 
 
 class Graph:
@@ -61,7 +64,7 @@ class Graph:
             return tuple(Symbol(each, to, self.longest) for each, to in zip(output, names, strict=True))
         return Symbol(output, names, self.longest)
 
-    def node(self, kind: str, *inputs: Any, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:
+    def node(self, kind: str, *inputs: Operand, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:
         """Add a node; inputs are symbols, names or arrays. Return the name of its output, or a list of several."""
         place = len(self.nodes)
         names = [name or f"{kind}_{place}"] if outputs == 1 else [f"{kind}_{place}_{each}" for each in range(outputs)]
@@ -69,7 +72,7 @@ class Graph:
         self.nodes.append(self.helper.make_node(kind, given, names, f"{kind}_{place}", **attributes))
         return names[0] if outputs == 1 else names
 
-    def named(self, value: Any) -> str:
+    def named(self, value: Operand) -> str:
         """Return the name of a symbol, or of a constant, which is kept once."""
         if isinstance(value, Symbol | str):
             return value.name if isinstance(value, Symbol) else value
@@ -84,14 +87,14 @@ class Graph:
             ("constant", array.tobytes(), array.dtype.str, array.shape) if array.size < 64 else value, keep
         )
 
-    def once(self, key: Any, make: Callable[[], str]) -> str:
+    def once(self, key: object, make: Callable[[], str]) -> str:
         """Return what `make` named for this object, or tuple, before."""
         place = key if isinstance(key, tuple) else id(key)
         if place not in self._kept:
             self._kept[place] = (key, make())  # the object stays alive: its id stays its own
         return self._kept[place][1]
 
-    def columns(self, value: Any, first: int, last: int) -> str:
+    def columns(self, value: Operand, first: int, last: int) -> str:
         """Return columns of the last axis."""
         return self.node("Slice", value, *(np.array([each]) for each in (first, last, -1)))
 
@@ -150,7 +153,7 @@ class Graph:
         return self.once(distance_rows, make)
 
 
-def _activation(graph: Graph, input: Any, *, activation: str) -> str:
+def _activation(graph: Graph, input: Operand, *, activation: str) -> str:
     if activation in ("relu", "tanh", "sigmoid"):
         return graph.node(activation.capitalize(), input)
     if activation == "silu":
@@ -181,7 +184,7 @@ def _linear(graph: Graph, input: Any, weight: Any, bias: Any, residual: Any = No
     return output if residual is None else graph.node("Add", output, residual)
 
 
-def _total(graph: Graph, input: Any, residual: Any) -> Any:
+def _total(graph: Graph, input: Operand, residual: Operand | None) -> Operand:
     return input if residual is None else graph.node("Add", input, residual)
 
 
@@ -190,32 +193,32 @@ def _layer_norm(graph: Graph, input: Any, weight: Any, bias: Any = None, residua
     return graph.node("LayerNormalization", _total(graph, input, residual), *parts, axis=-1, epsilon=eps)
 
 
-def _rms_norm(graph: Graph, input: Any, weight: Any, residual: Any = None, *, eps: float) -> str:
+def _rms_norm(graph: Graph, input: Operand, weight: Operand, residual: Operand | None = None, *, eps: float) -> str:
     total = _total(graph, input, residual)
     mean = graph.node("ReduceMean", graph.node("Mul", total, total), axes=[-1])
     root = graph.node("Sqrt", graph.node("Add", mean, np.float32(eps)))
     return graph.node("Mul", graph.node("Div", total, root), weight)
 
 
-def _affine(graph: Graph, input: Any, weight: Any, bias: Any, residual: Any = None) -> str:
+def _affine(graph: Graph, input: Operand, weight: Operand, bias: Operand, residual: Operand | None = None) -> str:
     return graph.node("Add", graph.node("Mul", _total(graph, input, residual), weight), bias)
 
 
-def _gated_activation(graph: Graph, input: Any, *, activation: str, gate: str) -> str:
+def _gated_activation(graph: Graph, input: Symbol, *, activation: str, gate: str) -> str:
     width = input.shape[-1] // 2
     halves = [graph.columns(input, first, first + width) for first in (0, width)]
     gated, plain = halves if gate == "first" else halves[::-1]
     return graph.node("Mul", _activation(graph, gated, activation=activation), plain)
 
 
-def _take_rows(graph: Graph, table: Any, *, rows: Any, padding_row: int | None = None) -> str:
+def _take_rows(graph: Graph, table: Array, *, rows: Array, padding_row: int | None = None) -> str:
     names = [name for array, name in graph.integers if array is rows]
     if not names:
         raise ValueError("rows are not among the inputs of the graph")
     return graph.node("Gather", table, names[0])
 
 
-def _take_neighbours(graph: Graph, array: Any, *, cu_seqlens: Any, distances: Any) -> str:
+def _take_neighbours(graph: Graph, array: Operand, *, cu_seqlens: Array, distances: Sequence[int]) -> str:
     most = max(map(abs, distances))
     seen = graph.node("Unsqueeze", graph.node("Cast", "attention_mask", to=1), np.array([2]))
     padded = graph.node("Pad", graph.node("Mul", array, seen), np.array([0, most, 0, 0, most, 0]))
@@ -228,7 +231,7 @@ def _take_neighbours(graph: Graph, array: Any, *, cu_seqlens: Any, distances: An
 
 
 def _rotary(
-    graph: Graph, joined: Any, *, heads: int, head_dim: int, cos: Any, interleaved: bool = False, **_: Any
+    graph: Graph, joined: Symbol, *, heads: int, head_dim: int, cos: Array, interleaved: bool = False, **_: Any
 ) -> str:
     tables = next((tables for given, tables in graph.rotary if given is cos), None)
     if tables is None or (interleaved and 2 * tables[0].shape[1] < head_dim):

@@ -38,13 +38,11 @@ class RequestError(Exception):
         return self.message
 
 
-Make = Callable[[str], RequestError]  # takes the message
-
-
-def _error(status: int, kind: str, code: str | None = None, openai_status: int | None = None) -> Make:
+def _error(status: int, kind: str, code: str | None = None, openai_status: int | None = None) -> "Make":
     return partial(RequestError, status, kind, code=code, openai_status=openai_status)
 
 
+Make = Callable[[str], RequestError]  # takes the message
 malformed: Make = _error(400, "Validation")  # a body that is not a JSON object
 empty: Make = _error(400, "Empty")  # no text, or a text without characters
 invalid: Make = _error(422, "Validation", openai_status=400)  # a missing or wrong field

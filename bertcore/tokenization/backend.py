@@ -195,7 +195,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _steps(value: Any) -> Iterator[dict[str, Any]]:
+def _steps(value: object) -> Iterator[dict[str, Any]]:
     """Yield every object in a part of the file, at any depth."""
     if isinstance(value, dict):
         yield value
@@ -203,7 +203,7 @@ def _steps(value: Any) -> Iterator[dict[str, Any]]:
         yield from _steps(inner)
 
 
-def _check_template(value: Any) -> None:
+def _check_template(value: object) -> None:
     """Raise ValueError for templates with unknown tokens, or with more than MOST_GROWTH around a text."""
     count, steps = 0, list(_steps(value))
     ids = {str(step.get("id")): len(step["ids"]) for step in steps if isinstance(step.get("ids"), list)}
@@ -221,7 +221,7 @@ def _check_template(value: Any) -> None:
         raise ValueError(f"post_processor puts {count} tokens around a text, expected at most {MOST_GROWTH}")
 
 
-def _check_expressions(part: str, value: Any) -> None:
+def _check_expressions(part: str, value: object) -> None:
     """Raise ValueError for a regular expression that takes long on a short text."""
     start = time.thread_time()
     for step in _steps(value):
@@ -264,7 +264,7 @@ def _seconds(split: pre_tokenizers.PreTokenizer, text: str) -> float:
     return time.thread_time() - start
 
 
-def _check_growth(part: str, value: Any) -> None:
+def _check_growth(part: str, value: object) -> None:
     """Raise ValueError for a broken character map, or replacements that together grow a text beyond MOST_GROWTH."""
     growth, before, steps = 1.0, 0, list(_steps(value))
     if len(steps) > MOST_STEPS:

@@ -11,7 +11,7 @@ threads. So the variable is set to false in a child whose parent has used the po
 import os
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bertcore.arguments import printable
 
@@ -150,7 +150,7 @@ class library_errors:  # a function of contextlib costs three times as much, onc
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: Any) -> None:
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         if kind is Exception or (kind is not None and kind.__name__ == "PanicException"):
             said = printable(str(error))
             if kind is not Exception and "limit" in said:

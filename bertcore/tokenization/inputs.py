@@ -126,7 +126,7 @@ def read_padding(options: CallOptions, *, side: str, cut: Truncation | None, mod
     return Padding(strategy, length, multiple, side)
 
 
-def _choice(name: str, value: Any, choices: Mapping[bool | str, str | None]) -> str | None:
+def _choice(name: str, value: object, choices: Mapping[bool | str, str | None]) -> str | None:
     if isinstance(value, bool | str) and value in choices:
         return choices[value]
     raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, choices))}")
@@ -194,7 +194,7 @@ def read_texts(text: Any, text_pair: Any, split: bool = False) -> Texts:
     return Texts([first], None if second is None else [second], batched=False, split=split)
 
 
-def _check_batch(argument: str, texts: Any, split: bool) -> list:
+def _check_batch(argument: str, texts: object, split: bool) -> list:
     if not isinstance(texts, WORDS):
         expected = "a list of words, or a list of such lists" if split else "a string or a list of strings"
         raise TypeError(f"{argument} is {type(texts).__name__}, expected {expected}")
@@ -216,7 +216,7 @@ def _check_text(name: str, text: Any, split: bool, why: str = "") -> None:
 # --- token ids -----------------------------------------------------------------------------------------------
 
 
-def is_id(value: Any) -> bool:
+def is_id(value: object) -> bool:
     """Return whether `value` is one integer: Python's, NumPy's, or a 0-dimensional array."""
     return hasattr(value, "__index__") and not getattr(value, "shape", ())
 
@@ -241,7 +241,7 @@ def as_ids(argument: str, values: Any, *, nested: bool = False) -> list:
     return [number.__index__() for number in ids]
 
 
-def each_of(argument: str, values: Any, entries: str) -> Iterable:
+def each_of(argument: str, values: object, entries: str) -> Iterable:
     """Return `values` if they are iterable, else raise TypeError naming the argument and its `entries`."""
     if isinstance(values, bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{argument} is {type(values).__name__}, expected a list of {entries}")

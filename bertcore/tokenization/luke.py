@@ -182,7 +182,7 @@ class LukeTokenizer(Tokenizer):
         values = self._values(encodings, options.columns) | self._entity_values(rows, fill, most, options.columns)
         return self._result(values, encodings, options.return_tensors, flat=not texts.batched)
 
-    def _mentions(self, argument: str, texts: list[str], spans: Any, names: Any) -> list[Mentions]:
+    def _mentions(self, argument: str, texts: list[str], spans: list | None, names: list | None) -> list[Mentions]:
         """Return the entities of each text, checked; `argument` is the name of the spans in errors."""
         if spans is None:
             if names is not None:
@@ -297,14 +297,14 @@ def _read_entities(file: Path, special: Mapping[str, str]) -> dict[str, int]:
     return found
 
 
-def _check_rows(argument: str, rows: Any, texts: list[str]) -> None:
+def _check_rows(argument: str, rows: object, texts: list[str]) -> None:
     if not isinstance(rows, list | tuple) or not all(isinstance(row, list | tuple) for row in rows):
         raise TypeError(f"{argument} is {rows!r:.60}, expected a list for each text")
     if len(rows) != len(texts):
         raise ValueError(f"{argument} has {len(rows)} lists, expected {len(texts)}, one for each text")
 
 
-def _span(name: str, span: Any, text: str) -> Span:
+def _span(name: str, span: object, text: str) -> Span:
     if not isinstance(span, list | tuple) or len(span) != 2 or not all(hasattr(place, "__index__") for place in span):
         raise TypeError(f"{name} is {span!r:.60}, expected the first and the last + 1 character of an entity")
     start, end = (place.__index__() for place in span)
@@ -313,7 +313,7 @@ def _span(name: str, span: Any, text: str) -> Span:
     return start, end
 
 
-def _names(row: int, names: Any, count: int) -> Sequence[str]:
+def _names(row: int, names: Sequence[Any], count: int) -> Sequence[str]:
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"entities[{row}] is {names!r:.60}, expected names")
     if len(names) != count:

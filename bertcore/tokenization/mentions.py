@@ -33,7 +33,7 @@ OUTSIDE = (-1, -1)  # the characters of a special token
 SPANS = "[first, last + 1], characters of the text"
 
 
-def checked_spans(spans: Any, text: str, count: int | None = None, *, nested: bool = False) -> list[Span]:
+def checked_spans(spans: object, text: str, count: int | None = None, *, nested: bool = False) -> list[Span]:
     """Return the (first, last + 1) characters of spans in `text`, without white space around them.
 
     Raises TypeError for anything but a list of pairs of integers, ValueError for another number than `count`, for a
@@ -51,7 +51,7 @@ def checked_spans(spans: Any, text: str, count: int | None = None, *, nested: bo
     return found
 
 
-def _checked_span(name: str, span: Any, text: str) -> Span:
+def _checked_span(name: str, span: object, text: str) -> Span:
     ends = list(span) if isinstance(span, Sequence | np.ndarray) and not isinstance(span, str | bytes) else []
     if len(ends) != 2 or not all(isinstance(end, int | np.integer) and not isinstance(end, bool) for end in ends):
         raise TypeError(f"{name} is {span!r:.60}, expected {SPANS}")

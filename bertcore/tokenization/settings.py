@@ -130,7 +130,7 @@ def _tokenizer_class(values: Mapping[str, Any], folder: Path) -> str:
     return ""
 
 
-def _wrong(key: str, value: Any, expected: str) -> WrongSetting:
+def _wrong(key: str, value: object, expected: str) -> WrongSetting:
     return WrongSetting(key, f"{key} is {value!r}, expected {expected}")
 
 
@@ -172,7 +172,7 @@ def _read_optional(file: Path) -> dict[str, Any]:
     return read_json_object(file) if file.is_file() else {}
 
 
-def _added_token(value: Any, where: str) -> AddedTokenSettings:
+def _added_token(value: object, where: str) -> AddedTokenSettings:
     """Read both forms found in files: the token itself, or an object with its matching rules."""
     if isinstance(value, str):
         return _valid(AddedTokenSettings(value))

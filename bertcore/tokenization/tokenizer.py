@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bertcore.arguments import naming_nearest
@@ -174,7 +174,7 @@ class Tokenizer(Vocabulary):
 
     def pad(
         self,
-        encoded_inputs: Any,
+        encoded_inputs: Mapping[str, Any] | Sequence[Mapping[str, Any]],
         padding: bool | str = True,
         max_length: int | None = None,
         pad_to_multiple_of: int | None = None,
