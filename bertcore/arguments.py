@@ -45,7 +45,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int | None = None) 
     return count
 
 
-def check_share(name: str, value: Any) -> float:
+def check_share(name: str, value: object) -> float:
     """Return `value` as a Python number from 0 to 1. Raises TypeError for a non-number."""
     number = _number(name, value, "a number from 0 to 1")
     if not 0 <= number <= 1:
@@ -53,7 +53,7 @@ def check_share(name: str, value: Any) -> float:
     return number
 
 
-def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
+def check_number(name: str, value: object, *, above_zero: bool = False) -> float:
     """Return `value` as a finite Python number of at least 0, or above 0. Raises TypeError for a non-number."""
     number = _number(name, value, "a number")
     if isinstance(number, int) and number > sys.float_info.max:
@@ -63,14 +63,14 @@ def check_number(name: str, value: Any, *, above_zero: bool = False) -> float:
     return number
 
 
-def _number(name: str, value: Any, expected: str) -> float:
+def _number(name: str, value: object, expected: str) -> float:
     """Convert one of Python's or NumPy's numbers to Python's, which JSON can hold."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} is {value!r}, expected {expected}")
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
-def check_numbers(name: str, values: Any) -> "np.ndarray":
+def check_numbers(name: str, values: object) -> "np.ndarray":
     """Return `values` as an array. Raises TypeError for non-numbers, ValueError for rows of different lengths."""
     import numpy as np
 
@@ -94,34 +94,34 @@ def as_float32(name: str, numbers: Any) -> Any:
         raise ValueError(f"{name} holds numbers beyond the range of float32, expected smaller ones") from error
 
 
-def check_function(name: str, value: Any) -> None:
+def check_function(name: str, value: object) -> None:
     """Raise TypeError for anything that cannot be called."""
     if not callable(value):
         raise TypeError(f"{name} is {value!r:.60}, expected a function")
 
 
-def check_list(name: str, values: Any, of: str) -> list[Any]:
+def check_list(name: str, values: object, of: str) -> list[Any]:
     """Return the items of an iterable. Raises TypeError for anything else, and for a string or a mapping."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable) or not getattr(values, "ndim", 1):
         raise TypeError(f"{name} is {type(values).__name__}, expected a list of {of}")
     return list(values)
 
 
-def check_mapping(name: str, values: Any, by: str = "names") -> dict[Any, Any]:
+def check_mapping(name: str, values: object, by: str = "names") -> dict[Any, Any]:
     """Return a mapping as a dict. Raises TypeError for anything else."""
     if not isinstance(values, Mapping):
         raise TypeError(f"{name} is {type(values).__name__}, expected a mapping by {by}")
     return dict(values)
 
 
-def check_path(name: str, value: Any) -> Path:
+def check_path(name: str, value: object) -> Path:
     """Return the name of a file or folder as a Path. Raises TypeError for anything else."""
     if not isinstance(value, str | os.PathLike):
         raise TypeError(f"{name} is {value!r:.60}, expected the name of a file or folder")
     return Path(value)
 
 
-def check_strings(name: str, values: Any) -> list[str]:
+def check_strings(name: str, values: object) -> list[str]:
     """Return a collection of strings as a list. Raises TypeError for anything else: a string is one of its letters."""
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise TypeError(f"{name} is {values!r:.80}, expected a list of strings")

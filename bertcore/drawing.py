@@ -61,13 +61,13 @@ def new_figure(width: float, height: float) -> Figure:
     return figure
 
 
-def shortened(text: Any, most: int = 24) -> str:
+def shortened(text: object, most: int = 24) -> str:
     """Return a text as a label: in one line, without control characters, of at most `most` characters."""
     label = printable(" ".join(str(text).split())) or "(empty)"
     return label if len(label) <= most else label[: most - 1] + "…"
 
 
-def listed(name: str, values: Any) -> list[Any]:
+def listed(name: str, values: object) -> list[Any]:
     """Return an iterable as a list. Raises TypeError for a string and for anything else that is not one."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise TypeError(f"{name} is {values!r:.60}, expected a list")

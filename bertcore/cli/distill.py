@@ -205,7 +205,7 @@ class Distill(Labels, training.Training):
         except ValueError as error:
             raise CommandError(f"{error}: --take says which layers the student begins with, or none") from error
 
-    def _objective(self, teacher: Any) -> Any:
+    def _objective(self, teacher: Any) -> objectives.Distillation:
         options = {"soft": {"temperature": self.temperature or 2.0, "labelled_only": self.labelled_only}}
         terms = (TERMS[name](weight=weight, **options.get(name, {})) for name, weight in self.terms)
         own = objectives.MaskedLM() if self.task == "mlm" else objectives.Supervised()
@@ -302,7 +302,7 @@ class Calibrate(LabelledData, WithModel):
         as_json = json.dumps({"method": self.method, **found, "file": self.out})
         print(as_json if self.json else _effect_lines(found, self.out))
 
-    def _classifier(self, folder: Any) -> Any:
+    def _classifier(self, folder: Path) -> Any:
         """Return the classifier; CommandError if it does not choose one of several classes."""
         classifier = pipeline("text-classification", folder, dtype=self.dtype, max_length=self.max_length)
         function = published_function(classifier.model.config.get("problem_type"), len(classifier.id2label))

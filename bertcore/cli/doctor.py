@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -280,7 +279,7 @@ class Demo(Command):
             print(f"throughput       {_texts_per_second(encoder):,.0f} texts per second (short sentences)")
 
 
-def similarity_table(texts: list[str], similarities: Any) -> str:
+def similarity_table(texts: list[str], similarities: np.ndarray) -> str:
     """Return a table with a row for each text: its number, its similarity to each text, the text."""
     lines = ["   " + "".join(f"{column:>7}" for column in range(1, len(texts) + 1))]
     for row, (text, values) in enumerate(zip(texts, similarities, strict=True), 1):
@@ -296,7 +295,7 @@ def compilation_note(compiled: list[str] | None) -> str:
     return "(imports and loading included; kernels came compiled from the cache)"
 
 
-def _texts_per_second(encoder: Any) -> float:
+def _texts_per_second(encoder: "bertcore.SentenceEncoder") -> float:
     texts = (SENTENCES * (BENCHMARK_TEXTS // len(SENTENCES)))[:BENCHMARK_TEXTS]
     encoder.encode(texts[: len(SENTENCES)])
     start, done = time.perf_counter(), 0

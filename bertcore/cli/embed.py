@@ -20,6 +20,7 @@ from bertcore.cli.options import CommandError, File, Positive
 
 if TYPE_CHECKING:
     from bertcore.plugins.corpus import RowRange
+    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
 LONG = 2.0  # seconds, after which a line sums up
@@ -112,7 +113,7 @@ class Embed(TextsCommand, Reading):
             speed = f"{count / seconds:,.0f} texts a second"
             print(f"{self.output}: {count:,} texts, {encoder.embedding_dimension} dimensions, {speed}", file=sys.stderr)
 
-    def encoder(self, folder: Path) -> Any:
+    def encoder(self, folder: Path) -> "SentenceEncoder":
         from bertcore.tasks.sentence_encoder import SentenceEncoder
 
         return SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
@@ -139,7 +140,7 @@ class PartEmbedder:
         self._folder, self._args = folder, args
 
     @functools.cached_property
-    def _encoder(self) -> Any:
+    def _encoder(self) -> "SentenceEncoder":
         return self._args.encoder(self._folder)
 
     def load(self) -> None:

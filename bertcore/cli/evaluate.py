@@ -87,7 +87,7 @@ def texts_by_id(file: str, option: str) -> dict[str, str]:
     for number, record in enumerate(Records(file)):
         text = text_of(record, number, "text")
         if record.is_line:
-            key: Any = number + 1
+            key: object = number + 1
         else:
             key = record.get("_id", record.get("id"))
             if isinstance(title := record.get("title"), str):

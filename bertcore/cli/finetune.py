@@ -223,7 +223,7 @@ class Finetune(Labels, Adapters):
                 print(f"entities  {lost:,} cannot be found: too wide, beyond the tokens that are read, or within words")
         self.train_and_report(self.trainer(folder, model, train, measure, tokenizer, **options))
 
-    def _weighted(self, columns: Any, examples: list[Any]) -> Any:
+    def _weighted(self, columns: Any, examples: list[Any]) -> objectives.Supervised:
         """Return the loss with the weights of --class-weights; CommandError if they are not one for each class."""
         names = getattr(columns, "labels", ())
         if not names or getattr(columns, "is_multiple", False):
@@ -366,7 +366,7 @@ class Finetune(Labels, Adapters):
         self.train_and_report(trainer, measure)
 
 
-def with_new_head(kind: Any, source: Any, **options: Any) -> Any:
+def with_new_head(kind: Any, source: Path, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NewlyInitialisedWarning)
         return getattr(kind, "from_pretrained", kind)(source, **options)

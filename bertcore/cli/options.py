@@ -36,7 +36,7 @@ class Kind(click.ParamType):
     def __init__(self, read: Callable[[str], Any], expected: str, metavar: str = "N"):
         self.read, self.expected, self.name = read, expected, metavar
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
             return self.read(value) if isinstance(value, str) else value
         except ValueError:
@@ -46,7 +46,7 @@ class Kind(click.ParamType):
 class Choice(click.Choice):
     """A value from a list of names."""
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
             self.fail(f"is {value!r:.100}, expected one of {', '.join(self.choices)}", param, ctx)
         return value
@@ -172,7 +172,7 @@ class Command:
         return name.upper() if name in cls.positions else "--" + name.replace("_", "-")
 
     @classmethod
-    def _parameter(cls, field: dataclasses.Field, hint: Any, text: str) -> click.Parameter:
+    def _parameter(cls, field: dataclasses.Field, hint: object, text: str) -> click.Parameter:
         owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
         others = [spelling for spelling, name in cls.all_spellings().items() if name == field.name]
         if field.name not in cls.positions:
@@ -281,7 +281,7 @@ class OptionsCommand(click.Command):
         several = {option for param in self.params if getattr(param, "takes_words", False) for option in param.opts}
         return super().parse_args(ctx, list(_spread(args, several)))
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> int | None:
         """Make the command of its options; errors in these are errors of usage."""
         names, params = {field.name for field in dataclasses.fields(self.made)}, ctx.params
         for old in [name for name in params if name.startswith(OLD)]:
@@ -341,7 +341,7 @@ class Help(click.HelpFormatter):
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{click.style(heading + ':', bold=True)}\n")
 
-    def write_dl(self, rows: Any, col_max: int = 28, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 28, col_spacing: int = 2) -> None:
         super().write_dl([(click.style(first, fg="cyan"), second) for first, second in rows], col_max, col_spacing)
 
 

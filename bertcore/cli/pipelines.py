@@ -135,11 +135,11 @@ def _whole_text(path: str) -> str:
     return text
 
 
-def _answers(answers: Any) -> str:
+def _answers(answers: list[dict[str, Any]] | dict[str, Any]) -> str:
     return columns((*_place(each), each["answer"]) for each in (answers if isinstance(answers, list) else [answers]))
 
 
-def _place(found: Any) -> tuple[str, str]:
+def _place(found: dict[str, Any]) -> tuple[str, str]:
     return f"{found['score']:.4f}", f"{found['start']}-{found['end']}"
 
 
@@ -239,16 +239,16 @@ class Classify(PairsCommand, Pipeline):
         return Ensemble([self.loaded("text-classification", each) for each in folders], vote=self.vote or "soft")
 
 
-def _classes(answer: Any) -> str:
+def _classes(answer: list[dict[str, Any]] | dict[str, Any]) -> str:
     several = answer if isinstance(answer, list) else [answer]
     return "\t".join(f"{printable(each['label'])} {each['score']:.4f}" for each in several) or "-"
 
 
-def _vote(answer: Any) -> str:
+def _vote(answer: dict[str, Any]) -> str:
     return f"{_classes(answer)}\tdisagreement {answer['disagreement']:.2f}"
 
 
-def _zero_shot(answer: Any) -> str:
+def _zero_shot(answer: dict[str, Any]) -> str:
     pairs = zip(answer["labels"], answer["scores"], strict=True)
     return _classes([{"label": label, "score": score} for label, score in pairs])
 
@@ -277,7 +277,7 @@ class FillMask(Pipeline):
         self.answer("fill-mask", _words, **self.given("top_k"), **targets)
 
 
-def _words(answer: Any) -> str:
+def _words(answer: list[Any]) -> str:
     masks = answer if isinstance(answer[0], list) else [answer]
     tables = [columns((word["token_str"], f"{word['score']:.4f}") for word in words) for words in masks]
     if len(tables) == 1:
@@ -410,10 +410,10 @@ class Tag(Pipeline):
         self.write_answers(lambda: load().extract_stream, show, **options)
 
 
-def _entities(entities: Any) -> str:
+def _entities(entities: list[dict[str, Any]]) -> str:
     rows = ((each.get("entity_group") or each["entity"], *_place(each), each["word"]) for each in entities)
     return columns(rows) + "\n"
 
 
-def _labelled(entities: Any) -> str:
+def _labelled(entities: list[dict[str, Any]]) -> str:
     return _entities([{"entity": each["label"], "word": each["text"], **each} for each in entities])

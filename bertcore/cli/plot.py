@@ -23,7 +23,7 @@ from bertcore.cli.inputs import (
 )
 from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
 from bertcore.models.architectures import class_for
-from bertcore.models.model import NewlyInitialisedWarning
+from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.training.objectives import preview
 
@@ -227,7 +227,7 @@ class Plot(Command):
             return draw(self._with_head(folder), tokenizer, texts[0], **{"temperatures": (1.0, 2.0, 4.0, 8.0)} | given)
         return draw(bertcore.AutoModel.from_pretrained(folder), tokenizer, texts[0], **given)
 
-    def _with_head(self, folder: Path) -> Any:
+    def _with_head(self, folder: Path) -> Model[Any]:
         """Return the classifier, or else the masked language model, of a folder; CommandError if it has neither."""
         with naming_config(folder):
             is_classifier = class_for(read_config(folder)) is bertcore.AutoModelForSequenceClassification

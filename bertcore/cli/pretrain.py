@@ -12,7 +12,7 @@ from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Above0, CommandError, File, Positive, Share
 from bertcore.models.replaced_tokens import generator_config
 from bertcore.presets import PRESETS, preset_config
-from bertcore.tokenization import AutoTokenizer, train_tokenizer
+from bertcore.tokenization import AutoTokenizer, Tokenizer, train_tokenizer
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
 from bertcore.training import Masking, metrics, objectives
 from bertcore.training.data import TextMentions
@@ -111,7 +111,7 @@ class Pretrain(training.Data, training.Adapters):
         if self.lora and self.objective == "rtd":
             raise CommandError("--lora is given with --objective rtd, which trains two models, expected one model")
 
-    def arguments(self, folder: Path, **more: Any) -> Any:
+    def arguments(self, folder: Path, **more: Any) -> training.TrainingArguments:
         """Return the TrainingArguments of the command line, with a lower learning rate for a checkpoint."""
         return super().arguments(folder, learning_rate=RATES[kind_of(self.model)], **more)
 
@@ -139,7 +139,7 @@ class Pretrain(training.Data, training.Adapters):
             parts = folder / "generator", folder / "discriminator"
             training.from_first(lambda: [tokenizer.save_pretrained(part) for part in parts])
 
-    def _examples(self, folder: Path, objective: Any, tokenizer: Any, length: int) -> Any:
+    def _examples(self, folder: Path, objective: objectives.Objective, tokenizer: Tokenizer, length: int) -> Any:
         if self.objective == "mlm+entities":
             records = self.records(self.corpus)
             documents = TextMentions(self.column).examples(records)
@@ -151,7 +151,7 @@ class Pretrain(training.Data, training.Adapters):
         facts |= {} if self._translations is None else {"pair_column": self._translations}
         return training.stored_examples(self, folder / training.STORED, objective, tokenizer, length, facts)
 
-    def _objective(self) -> Any:
+    def _objective(self) -> objectives.Objective:
         if self.objective == "clm":
             return objectives.CausalLM()
         if self.objective == "plm":
@@ -165,7 +165,7 @@ class Pretrain(training.Data, training.Adapters):
         words = kinds.get(self.objective, objectives.MaskedLM)(Masking(masked, unit=self.mask or "token"))
         return words + getattr(objectives, PAIRS[self.objective])() if self.objective in PAIRS else words
 
-    def _check_model(self, model: Any, tokenizer: Any) -> None:
+    def _check_model(self, model: Any, tokenizer: Tokenizer) -> None:
         """Check that the model and its tokenizer have what the objective needs; have segments of pairs marked."""
         if self.objective == "plm" and "perm_mask" not in model.arguments:
             raise CommandError(f"--objective plm needs the two streams of XLNet, which {self.model} does not have")
@@ -182,7 +182,7 @@ class Pretrain(training.Data, training.Adapters):
         if not getattr(tokenizer, "entity_vocab", None):
             raise CommandError("--objective mlm+entities needs entity_vocab.json beside the tokenizer, which has none")
 
-    def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
+    def _model_and_tokenizer(self, objective: objectives.Objective) -> tuple[Any, Any]:
         kind = getattr(bertcore, objective.model_class)
         if self.lora and kind_of(self.model) == "new":
             raise CommandError(f"--lora trains adapters beside known weights, and {self.model} has no weights")
@@ -210,7 +210,7 @@ class Pretrain(training.Data, training.Adapters):
             beside["embeddings"] = self.embeddings or "tied"
         return kind.from_config(config, seed=self.seed, **beside), tokenizer
 
-    def _known_pair(self, source: Any) -> Any:
+    def _known_pair(self, source: Path) -> "bertcore.ReplacedTokenModel":
         """Return the generator and the discriminator of one folder that `bertcore pretrain` wrote, or of two."""
         if self.generator_size:
             raise CommandError(f"{self.model} is a checkpoint, whose generator exists: leave out --generator-size")
@@ -224,7 +224,7 @@ class Pretrain(training.Data, training.Adapters):
         generator = bertcore.AutoModelForMaskedLM.from_pretrained(model_folder(self.generator))
         return bertcore.ReplacedTokenModel(generator, discriminator, embeddings=self.embeddings or "tied")
 
-    def _tokenizer(self, config: dict[str, Any]) -> Any:
+    def _tokenizer(self, config: dict[str, Any]) -> Tokenizer:
         """Return the tokenizer of --tokenizer, or one of the model's kind that is learned from the corpus."""
         if self.tokenizer:
             if self.vocab_size:
@@ -243,13 +243,13 @@ class Pretrain(training.Data, training.Adapters):
         return train_tokenizer(lines, tokenizer_class=kind, vocab_size=size, model_max_length=longest)
 
 
-def with_ids_of(tokenizer: Any, config: dict[str, Any]) -> dict[str, Any]:
+def with_ids_of(tokenizer: Tokenizer, config: dict[str, Any]) -> dict[str, Any]:
     """Return a new model's config with the tokenizer's special tokens."""
     ids = {key: getattr(tokenizer, key) for key in ("pad_token_id", "bos_token_id", "eos_token_id")}
     return config | {key: value for key, value in ids.items() if value is not None}
 
 
-def config_of(model: str) -> Any:
+def config_of(model: str) -> dict[str, Any]:
     return read_json_object(Path(model)) if model.endswith(".json") else preset_config(model)
 
 

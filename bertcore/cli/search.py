@@ -99,7 +99,7 @@ class Index(Corpus):
         print(f"{self.output}: {said}", file=sys.stderr)
 
 
-def dense_encoder(folder: Path, command: Reading) -> Any:
+def dense_encoder(folder: Path, command: Reading) -> "bertcore.SentenceEncoder":
     """Return the sentence encoder of a folder; CommandError for other kinds and similarities."""
     from bertcore.tasks.loading import kind_of
 
@@ -111,7 +111,7 @@ def dense_encoder(folder: Path, command: Reading) -> Any:
     return encoder
 
 
-def opened_index(path: str, model: Path) -> Any:
+def opened_index(path: str, model: Path) -> "bertcore.VectorIndex":
     """Return the index in a folder; CommandError if another model has made it."""
     index = bertcore.VectorIndex(path)
     if index.metadata.get(DIGEST) not in (None, inputs.model_digest(model)):

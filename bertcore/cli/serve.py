@@ -95,7 +95,7 @@ class Serve(Command):
         sys.setswitchinterval(SWITCH)
         with self.chosen_backend():
             app = create_app(self.models, settings, dtype=self.dtype)
-        options: Any = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
+        options: dict[str, Any] = {"timeout_keep_alive": KEEP_ALIVE, "timeout_graceful_shutdown": self.graceful_timeout}
         with listening_socket(self.host, self.port, backlog) as listening:
             host = f"[{self.host}]" if ":" in self.host else self.host
             print(f"bertcore: listening at http://{host}:{listening.getsockname()[1]}", flush=True)

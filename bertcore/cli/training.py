@@ -62,7 +62,7 @@ class Data(Command):
 
     skip_malformed: bool = False
 
-    def records(self, paths: Sequence[str]) -> Any:
+    def records(self, paths: Sequence[str]) -> Records:
         return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
 
 
@@ -107,7 +107,7 @@ class Training(Command):
     def seed(self) -> int:
         return self.settings.get("seed", 42)
 
-    def arguments(self, folder: Path, **more: Any) -> Any:
+    def arguments(self, folder: Path, **more: Any) -> TrainingArguments:
         """Return the TrainingArguments of the command line; `more` are defaults."""
         given = COMMON | self.defaults | more | self.settings
         given.setdefault("per_device_eval_batch_size", given["per_device_train_batch_size"])
@@ -121,13 +121,13 @@ class Training(Command):
         options = vars(self) | vars(self.arguments(Path(self.out)))
         return {name: _kept(name, value) for name, value in options.items() if name not in FREE}
 
-    def callbacks(self, held_out: Any) -> list[Any]:
+    def callbacks(self, held_out: object) -> list[Any]:
         """Return the callbacks that keep the options of a run in its checkpoints, and that end it early."""
         if self.early_stopping and not held_out:
             raise CommandError("--early-stopping needs data to measure the model with: hold some out")
         return [options_callback(self), *([EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else [])]
 
-    def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Any:
+    def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Trainer:
         options = {"args": self.arguments(folder), "processing_class": tokenizer, "callbacks": self.callbacks(held_out)}
         return Trainer(model=model, train_dataset=train, eval_dataset=held_out or None, **options, **more)
 
@@ -272,11 +272,11 @@ def from_first(make: Callable[[], Any]) -> Any:
     return started_together().from_first(make)
 
 
-def options_callback(command: Training) -> Any:
+def options_callback(command: Training) -> TrainerCallback:
     """Return the callback that keeps a command's options in the checkpoints of its run, and compares them later."""
 
     class OptionsOfRun(TrainerCallback):
-        def on_train_begin(self, args: Any, state: Any, control: Any, **event: Any) -> None:
+        def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **event: Any) -> None:
             if state.global_step and state.global_step != state.max_steps:
                 end = "" if state.max_steps is None else f" of {state.max_steps:,}"
                 print(f"resumed   after step {state.global_step:,}{end}")
@@ -302,7 +302,7 @@ def _kept(name: str, value: Any) -> Any:
     return [_kept(name, each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _option(name: str, value: Any) -> str:
+def _option(name: str, value: object) -> str:
     """Return an option as it is given, or that it is not given."""
     flag = next((flag for flag, field in SPELLINGS.items() if field == name), "--" + name.replace("_", "-"))
     if value is None or isinstance(value, bool):
@@ -316,7 +316,7 @@ def print_metrics(label: str, metrics: Mapping[str, float]) -> None:
             print(f"{label:<10}{name.removeprefix('eval_')} {value:.4f}")
 
 
-def print_malformed(records: Any) -> None:
+def print_malformed(records: Records) -> None:
     """Print on stderr the records that were left out when the records were last read."""
     for problem in records.problems:
         print(printable(problem), file=sys.stderr)
@@ -358,7 +358,7 @@ def stored_examples(args: Any, folder: Path, objective: Any, tokenizer: Any, len
 
 
 def documents_of(
-    records: Any, column: str, *, language: str | None = None, pair_column: str | None = None
+    records: Records, column: str, *, language: str | None = None, pair_column: str | None = None
 ) -> Iterable[list[str]]:
     """Return lists of texts: sentences of a language, or lines if it is None; or a text and its translation."""
     if pair_column is None:

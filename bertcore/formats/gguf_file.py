@@ -177,8 +177,7 @@ class _Cursor:
         return self.place - size
 
     def number(self, kind: str, what: str) -> Any:
-        size = struct.calcsize(kind)
-        return struct.unpack_from(f"<{kind}", self.data, self.take(size, what))[0]
+        return struct.unpack_from(f"<{kind}", self.data, self.take(struct.calcsize(kind), what))[0]
 
     def count(self, what: str, least: int, most: float = math.inf) -> int:
         """Return a number of things that take at least `least` bytes each."""

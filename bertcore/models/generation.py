@@ -181,8 +181,7 @@ class Steps:
 
     def _scores(self, inputs: EncoderInput, counts: np.ndarray) -> NativeArray:
         self._cache.begin(self._run, counts)
-        hidden = self._model.encoder(self._run, inputs)
-        return self._model.heads[0](self._run, hidden[inputs.last_tokens])
+        return self._model.heads[0](self._run, self._model.encoder(self._run, inputs)[inputs.last_tokens])
 
 
 def _word_by_word(steps: Steps, choose: Callable[[Any], np.ndarray], ends: list[int], padding: int) -> np.ndarray:

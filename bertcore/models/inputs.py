@@ -114,8 +114,7 @@ class EncoderInput:
         return self._with(buffer.views(), key_mask=mask, on_gpu=buffer, before_upload=self)
 
     def _buffer(self, run: Pass) -> IntegerBuffer:
-        integers = {name: getattr(self, name) for name in INTEGERS}
-        return IntegerBuffer.of(run, integers, len(self.cu_seqlens) - 1)
+        return IntegerBuffer.of(run, {name: getattr(self, name) for name in INTEGERS}, len(self.cu_seqlens) - 1)
 
     def _with(self, integers: Mapping[str, Any], **others: Any) -> Self:
         """Return the batch with these integers, by their names in the buffer."""
@@ -217,8 +216,7 @@ def places(cu_seqlens: np.ndarray) -> np.ndarray:
     """Return the index of each packed token within its sequence, int32."""
     if len(cu_seqlens) == 2:  # one text: here the overhead of NumPy's calls matters
         return np.arange(cu_seqlens[1], dtype=np.int32)
-    starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return (np.arange(cu_seqlens[-1]) - starts).astype(np.int32)
+    return (np.arange(cu_seqlens[-1]) - np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))).astype(np.int32)
 
 
 def _positions(

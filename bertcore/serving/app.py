@@ -110,7 +110,7 @@ def create_app(
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         short = ThreadPoolExecutor(1, "bertcore-short")
-        nicer: Any = {"initializer": step_back, "initargs": (NICER,)}
+        nicer: dict[str, Any] = {"initializer": step_back, "initargs": (NICER,)}
         long = ThreadPoolExecutor(1, "bertcore-long", **nicer)
         read = ThreadPoolExecutor(2, "bertcore-read", **nicer)  # reading a long text may take 50 MB
         with short, long:
@@ -124,7 +124,7 @@ def create_app(
     paths = {route.endpoint: route.path for route in routes}
     middleware = [Middleware(Guard, settings=settings, metrics=metrics, paths=paths)]
     if settings.cors_origins:
-        allowed: Any = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
+        allowed: dict[str, Any] = {"allow_origins": settings.cors_origins, "allow_methods": "*", "allow_headers": "*"}
         middleware.append(Middleware(Origins, **allowed))
     app = Starlette(routes=routes, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
     app.state.metrics = metrics  # for requests answered before they reach the application

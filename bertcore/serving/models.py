@@ -166,7 +166,7 @@ class ServedModel:
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
         self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
-        options: Any = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
+        options: dict[str, Any] = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
         for what, compute in ((what, self.on_backend(method)) for what, method in computed.items()):
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
             self._batchers[what] = both
@@ -325,7 +325,7 @@ class ServedModel:
                 spans = [[0, 4], [5, 7]][: self.pipeline.count]
                 batcher._compute(read_marked(self, [{"text": "warm up", "spans": spans}], names="inputs".format))
             elif what == "answers":
-                options: Any = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
+                options: dict[str, Any] = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # rarely requested
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"

@@ -167,8 +167,7 @@ def _word_piece(
     options = {"vocab_size": vocab_size, "special_tokens": known, "min_frequency": min_frequency}
     counted = ((word, count) for word, count in sorted(words.items()) if kept.issuperset(word))
     model = _model_of(again, _repeated(counted), trainers.WordPieceTrainer(**options, show_progress=False))
-    vocabulary = Backend(model).get_vocab(with_added_tokens=False)
-    return models.WordPiece(vocabulary, unk_token=unknown)
+    return models.WordPiece(Backend(model).get_vocab(with_added_tokens=False), unk_token=unknown)
 
 
 def _repeated(counted: Iterable[tuple[str, int]]) -> Iterator[str]:

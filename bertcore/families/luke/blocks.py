@@ -123,8 +123,7 @@ def entity_aware_attention(
         (tokens, hidden).
     """
     asked = with_seed(run, options) | {"num_heads": num_heads, "word_rows": word_rows, "entity_rows": entity_rows}
-    results = _entity_aware_attention(run, qkv, word_queries, entity_queries, **asked)
-    return note_probabilities(run, results)
+    return note_probabilities(run, _entity_aware_attention(run, qkv, word_queries, entity_queries, **asked))
 
 
 @operation()

@@ -170,10 +170,8 @@ class TwoStreamAttention(RelativeAttention):
         queries = query, functional.add(run, query, self._beside_content(run, self.position_bias))
         scores = self._segment_scores(run, query, context)
         if predictions is not None:
-            queries, scores = (
-                tuple(predictions.zero_blind(run, each) for each in queries),
-                predictions.zero_blind(run, scores),
-            )
+            queries = tuple(predictions.zero_blind(run, each) for each in queries)
+            scores = predictions.zero_blind(run, scores)
         attended = self._attend(run, queries, keys, context, self.output_weight, scores)
         return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
 
