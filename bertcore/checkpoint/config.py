@@ -61,7 +61,7 @@ _ACTIVATIONS = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "t
 _SCHEMES = {"int8": (_WEIGHTS, _ACTIVATIONS), "int8_weight_only": (_GROUPS, None)}
 
 
-def split_dtype(folder: Any, config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def split_dtype(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     """Split a config into one without low-precision keys and the dtype to load it in (None if ordinary).
 
     Raises CheckpointError for a quantization that bertcore does not read.

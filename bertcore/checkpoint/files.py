@@ -109,7 +109,7 @@ def missing_file(file: Path, otherwise: str) -> CheckpointError:
     return CheckpointError(f"{file.parent} {otherwise}; it holds {listed(here) or 'nothing'}")
 
 
-def model_type_of(config: Mapping[str, Any]) -> Any:
+def model_type_of(config: Mapping[str, Any]) -> object:
     """Return the model_type of a config.json; "model2vec" where that library saved a table that it did not distil."""
     return config.get("model_type", "model2vec" if "normalize" in config else None)
 

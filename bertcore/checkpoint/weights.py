@@ -314,7 +314,7 @@ def save_checkpoint(
     (folder / f"{weights_name}.index.json").unlink(missing_ok=True)
 
 
-def _storable(name: str, array: Any) -> np.ndarray:
+def _storable(name: str, array: object) -> np.ndarray:
     if not isinstance(array, np.ndarray):
         raise TypeError(f"parameter {name} is {type(array).__module__}.{type(array).__name__}, expected a NumPy array")
     if array.dtype.name not in STORABLE:

@@ -59,9 +59,9 @@ class Workspace:
         self.graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
         self.stream = _cuda().Stream(non_blocking=True)
         self.done = _cuda().Event(disable_timing=True)
-        self._holder: Any = None
+        self._holder: weakref.ref | None = None
 
-    def hold(self, holder: Any) -> None:
+    def hold(self, holder: object) -> None:
         """Reserve the memory for `holder` as long as it lives."""
         self._holder = weakref.ref(holder)
 

@@ -23,7 +23,7 @@ from bertcore import kernels
 from bertcore.arguments import warn_caller
 from bertcore.execution import eager
 from bertcore.execution.eager import Executable
-from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs
+from bertcore.execution.graph_cache import InferenceGraphs, NotCaptured, TrainingGraphs, TrainingPass
 from bertcore.kernels.arrays import NativeArray
 from bertcore.models.inputs import Bounds, EncoderInput
 from bertcore.nn.operation import operation
@@ -237,7 +237,7 @@ class _Capture:
         return state.value, backward, kept
 
 
-def _recorded(run: Pass, found: Any, hidden: Tensor, given: tuple[Any, ...]) -> Variable:
+def _recorded(run: Pass, found: TrainingPass, hidden: Tensor, given: tuple[Any, ...]) -> Variable:
     """Return the output of a pass by graphs, as an operation of the tape."""
     tape = run.tape
     leaves = [tape.leaf(parameter, None, form="in graphs") for parameter in found.kept.parameters]

@@ -80,7 +80,7 @@ class GGUFTokens:
             if self.types[number] == NORMAL:
                 self.types[number] = CONTROL
 
-    def numbers(self, name: str, kinds: str, default: Any = None) -> np.ndarray:
+    def numbers(self, name: str, kinds: str, default: np.ndarray | None = None) -> np.ndarray:
         """Return an array of a number for each token."""
         values = self.metadata.get(KEY + name, default)
         if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds or len(values) != len(self.tokens):

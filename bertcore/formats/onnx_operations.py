@@ -170,7 +170,8 @@ def _activation(graph: Graph, input: Operand, *, activation: str) -> str:
     return graph.node("Mul", graph.node("Mul", input, graph.node("Add", inner, one)), half)
 
 
-def _linear(graph: Graph, input: Any, weight: Any, bias: Any, residual: Any = None, *, activation: Any = None) -> str:
+def _linear(graph: Graph, input: Operand, weight: Any, bias: Operand | None, residual: Operand | None = None, *,
+            activation: str | None = None) -> str:  # fmt: skip
     matrix = weight.array if hasattr(weight, "in_features") else weight
 
     def keep() -> str:
@@ -188,7 +189,8 @@ def _total(graph: Graph, input: Operand, residual: Operand | None) -> Operand:
     return input if residual is None else graph.node("Add", input, residual)
 
 
-def _layer_norm(graph: Graph, input: Any, weight: Any, bias: Any = None, residual: Any = None, *, eps: float) -> str:
+def _layer_norm(graph: Graph, input: Operand, weight: Operand, bias: Operand | None = None,
+                residual: Operand | None = None, *, eps: float) -> str:  # fmt: skip
     parts = [weight] if bias is None else [weight, bias]
     return graph.node("LayerNormalization", _total(graph, input, residual), *parts, axis=-1, epsilon=eps)
 
@@ -281,7 +283,7 @@ def _heads(graph: Graph, projected: tuple[Symbol, ...], counts: tuple[int, ...])
     return found, size
 
 
-def _self_attention(graph: Graph, *arrays: Any, heads: tuple[int, int], relative: Any = None, **options: Any) -> str:
+def _self_attention(graph: Graph, *arrays: object, heads: tuple[int, int], relative: Any = None, **options: Any) -> str:
     projected = tuple(array for array in arrays if isinstance(array, Symbol))
     (query, key, value), size = _heads(graph, projected, (heads[0], heads[1], heads[1]))
     scores = graph.node("MatMul", query, graph.node("Transpose", key, perm=[0, 1, 3, 2]))

@@ -97,7 +97,8 @@ class AutoModelForEntityClassification(ModelWithHeads[LogitsOutput]):
         assert isinstance(spec, ClassifierSpec)
         return SpanClassifier(spec.output, self._parts, self.spec, self.config.num_labels, self.spec.classifier_dropout)
 
-    def _output(self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None,
+                entity_start_positions: ArrayLike | None = None) -> LogitsOutput:  # fmt: skip
         """Classify the `_parts` of each sequence together."""
         columns = _columns(encoded, "entity_start_positions", entity_start_positions)
         expected = (encoded.packed.shape[0], len(self._parts))
@@ -145,9 +146,9 @@ class AutoModelForEntitySpanClassification(AutoModelForEntityClassification):
         sizes = self.spec, self.config.num_labels, self.spec.classifier_dropout
         return SpanClassifier(spec.output, self._parts, *sizes, widths=WIDTHS)
 
-    def _output(
-        self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None, entity_end_positions: Any = None
-    ) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None,
+                entity_start_positions: ArrayLike | None = None,
+                entity_end_positions: ArrayLike | None = None) -> LogitsOutput:  # fmt: skip
         run, names = encoded.run, ("entity_start_positions", "entity_end_positions")
         starts, ends = map(_columns, [encoded] * 2, names, (entity_start_positions, entity_end_positions))
         batch = PackedBatch(starts >= 0)

@@ -374,7 +374,8 @@ class GLiNERModel(WithEncoder[GLiNEROutput]):
         encoder = {**self.config["encoder_config"], "vocab_size": vocab_size}
         return self.config | {"encoder_config": encoder, "vocab_size": vocab_size}
 
-    def _output(self, encoded: Encoded, words_mask: ArrayLike | None = None, text_lengths: Any = None) -> GLiNEROutput:
+    def _output(self, encoded: Encoded, words_mask: ArrayLike | None = None,
+                text_lengths: ArrayLike | None = None) -> GLiNEROutput:  # fmt: skip
         if words_mask is None:
             raise ValueError("words_mask is None, expected the numbers of the words, (texts, length)")
         mask, run = integer_batch("words_mask", words_mask), encoded.run

@@ -196,9 +196,8 @@ class GLiNER2Model(WithEncoder[GLiNER2Output | GLiNER2Logits]):
         os.makedirs(inner, exist_ok=True)
         write_json(Path(inner, CONFIG_NAME), dict(self.config[ENCODER_CONFIG]))
 
-    def _output(
-        self, encoded: Encoded, words_mask: ArrayLike | None = None, groups_mask: Any = None, instances: Any = None
-    ) -> GLiNER2Output | GLiNER2Logits:
+    def _output(self, encoded: Encoded, words_mask: ArrayLike | None = None, groups_mask: ArrayLike | None = None,
+                instances: ArrayLike | None = None) -> GLiNER2Output | GLiNER2Logits:  # fmt: skip
         run, masks = encoded.run, {}
         for name, given in (("words_mask", words_mask), ("groups_mask", groups_mask), ("instances", instances)):
             if name == "instances" and given is None and run.tape is None:

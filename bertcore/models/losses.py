@@ -4,7 +4,6 @@ Losses and the names of labels follow transformers: without any label, the loss 
 """
 
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -42,9 +41,8 @@ def total(run: Pass, *losses: Tensor) -> Tensor:
     return functools.reduce(functools.partial(functional.add, run), parts)
 
 
-def token_loss(
-    run: Pass, logits: Any, labels: Any, packed: PackedBatch, num_classes: int, *, name: str = "labels", kind: str = ""
-) -> Tensor:
+def token_loss(run: Pass, logits: Tensor, labels: ArrayLike, packed: PackedBatch, num_classes: int, *,
+               name: str = "labels", kind: str = "") -> Tensor:  # fmt: skip
     """Return the mean cross entropy over the tokens whose label, (sequences, length), is not -100."""
     return cross_entropy(run, logits, run.to_backend(words(packed, labels, num_classes, name, kind)))
 
@@ -83,9 +81,8 @@ def sequence_loss(run: Pass, logits: Tensor, labels: ArrayLike, num_classes: int
     return cross_entropy(run, logits, run.to_backend(array))
 
 
-def classification_loss(
-    run: Pass, logits: Tensor, labels: Any, num_labels: int, problem_type: str | None, *, soft_labels: bool = False
-) -> Tensor:
+def classification_loss(run: Pass, logits: Tensor, labels: ArrayLike, num_labels: int, problem_type: str | None, *,
+                        soft_labels: bool = False) -> Tensor:  # fmt: skip
     """Return the loss of a sequence classifier, by the config's problem_type.
 
     "single_label_classification": mean cross entropy; labels are classes, (sequences,), or class probabilities (from a
@@ -136,7 +133,8 @@ def binary_loss(run: Pass, logits: Tensor, labels: np.ndarray) -> Tensor:
     return functional.binary_cross_entropy(run, logits, labels=array)
 
 
-def position_loss(run: Pass, logits: Tensor, column: int, positions: Any, name: str, shape: tuple[int, int]) -> Tensor:
+def position_loss(run: Pass, logits: Tensor, column: int, positions: ArrayLike, name: str,
+                  shape: tuple[int, int]) -> Tensor:  # fmt: skip
     """Return the mean cross entropy of a column among the columns of its sequence; `logits` are (columns, 2)."""
     array = label_array(name, positions)
     if array.dtype.kind not in "iu" or array.size != shape[0]:

@@ -279,9 +279,8 @@ class ReplacedTokenModel(NamedParameters):
         with kernels.use_backend(run.backend), kernels.on_device_of(input_ids):  # for both models
             return self._run(run, input_ids, rest, labels, draws, discriminator_weight)
 
-    def _run(
-        self, run: Pass, input_ids: Any, rest: dict[str, Any], labels: Any, draws: Any, discriminator_weight: float
-    ) -> ReplacedTokensOutput:
+    def _run(self, run: Pass, input_ids: ArrayLike, rest: dict[str, Any], labels: ArrayLike, draws: ArrayLike,
+             discriminator_weight: float) -> ReplacedTokensOutput:  # fmt: skip
         ids = integer_batch("input_ids", input_ids)
         draws = _checked_draws(draws, ids.shape)
         scores, words = self.generator.label_scores(input_ids, **rest, labels=labels)

@@ -369,9 +369,8 @@ def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_leng
 GLOBAL, LOCAL = "full_attention", "sliding_attention"  # in layer_types
 
 
-def by_kind(
-    kinds: Sequence[str], ropes: Mapping[str, ConfigReader], thetas: Mapping[str, float], window: Any, longest: int
-) -> Callable[[int, LayerSpec], LayerSpec]:
+def by_kind(kinds: Sequence[str], ropes: Mapping[str, ConfigReader], thetas: Mapping[str, float],
+            window: tuple[int, int] | None, longest: int) -> Callable[[int, LayerSpec], LayerSpec]:  # fmt: skip
     """Return `each_layer` of standard_spec: rotary positions by the kind of a layer, and the window of LOCAL layers."""
 
     def of_its_kind(index: int, layer: LayerSpec) -> LayerSpec:

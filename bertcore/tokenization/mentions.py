@@ -11,9 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+    from .tokenizer import Tokenizer
 
 Span = tuple[int, int]
 
@@ -64,7 +69,7 @@ def _checked_span(name: str, span: object, text: str) -> Span:
     return start + len(held) - len(held.lstrip()), end - len(held) + len(held.rstrip())
 
 
-def find_markers(tokenizer: Any, count: int) -> tuple[str, ...]:
+def find_markers(tokenizer: Tokenizer, count: int) -> tuple[str, ...]:
     """Return punctuation marks of the vocabulary to stand around `count` entities: "@" and "#" where it has them.
 
     Raises ValueError if it has fewer marks.
@@ -151,7 +156,7 @@ def without_task(tokenizer: Any) -> Any:
     return plain
 
 
-def offsets_of(encoding: Any) -> list[Span]:
+def offsets_of(encoding: Encoding) -> list[Span]:
     """Return (first, last + 1) character of each token, OUTSIDE for special ones."""
     special = encoding.special_tokens_mask
     return [OUTSIDE if mark else span for mark, span in zip(special, encoding.offsets, strict=True)]
@@ -298,7 +303,7 @@ class PromptReader:
     """
 
     def __init__(
-        self, tokenizer: Any, ent_token: str, sep_token: str, *, max_words: int, max_tokens: int, pools_last: bool
+        self, tokenizer: Tokenizer, ent_token: str, sep_token: str, *, max_words: int, max_tokens: int, pools_last: bool
     ):
         for token in (ent_token, sep_token):
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):
@@ -307,7 +312,7 @@ class PromptReader:
         self.max_words, self.max_tokens, self.pools_last = max_words, max_tokens, pools_last
 
     @classmethod
-    def of(cls, tokenizer: Any, spec: Any, positions: int | None) -> Self:
+    def of(cls, tokenizer: Tokenizer, spec: Any, positions: int | None) -> Self:
         """Return the reader of a model with this `GLiNERSpec` and number of positions."""
         limit = min(tokenizer.model_max_length, positions or tokenizer.model_max_length, 2**31 - 1)
         sizes = {"max_words": spec.max_len, "max_tokens": limit}
@@ -324,7 +329,7 @@ class PromptReader:
         given = zip(prompts, texts, found["input_ids"], found.encodings, strict=True)
         return [self._read(len(prompt), len(text), *row) for prompt, text, *row in given]
 
-    def _read(self, prompt: int, words: int, ids: list[int], encoding: Any) -> PromptedText:
+    def _read(self, prompt: int, words: int, ids: list[int], encoding: Encoding) -> PromptedText:
         places = encoding.word_ids
         if prompt - 1 not in places:
             raise ValueError(f"labels have more than the {self.max_tokens} tokens that the model takes, expected fewer")

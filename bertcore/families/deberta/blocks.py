@@ -285,9 +285,8 @@ class DisentangledAttention(SelfAttention):
         bias, *tables = self._bias_and_tables(run, context.positions)
         return Keys(functional.linear(run, source, self.projections[0].weight.weight(run), bias), bias, tuple(tables))
 
-    def attend_to(
-        self, run: Pass, keys: Keys, context: DisentangledContext, queries: Tensor | None = None, rows: Any = None
-    ) -> Tensor:
+    def attend_to(self, run: Pass, keys: Keys, context: DisentangledContext, queries: Tensor | None = None,
+                  rows: NativeArray | None = None) -> Tensor:  # fmt: skip
         """Return the attended values of all heads, concatenated, (tokens, hidden).
 
         Queries are projected from `queries`, (tokens, hidden), by default from the source of the keys. With the indices

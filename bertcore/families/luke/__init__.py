@@ -101,9 +101,8 @@ class WordAndEntityMaskedLM(AutoModelForMaskedLM):
         sizes = {"vocab_size": entities.vocab_size, "embedding_size": entities.embedding_size}
         return LanguageModelHead(spec, replace(self.spec, **sizes, pad_token_id=0), table)
 
-    def _output(
-        self, encoded: Encoded, labels: ArrayLike | None = None, entity_labels: Any = None, entity_sample: Any = None
-    ) -> EntityMaskedLMOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None, entity_labels: ArrayLike | None = None,
+                entity_sample: ArrayLike | None = None) -> EntityMaskedLMOutput:  # fmt: skip
         of_words, run = super()._output(encoded, labels), encoded.run
         mlm_loss, mep_loss, logits = of_words.loss, None, None
         if isinstance(encoded.inputs, WordAndEntityInput) or entity_labels is not None:
@@ -213,9 +212,9 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
         labels = targets.get("labels")
         return labels is not None and losses.label_array("labels", labels).ndim == 3
 
-    def _output(
-        self, encoded: Encoded, labels: Any = None, entity_start_positions: Any = None, entity_end_positions: Any = None
-    ) -> LogitsOutput:
+    def _output(self, encoded: Encoded, labels: ArrayLike | None = None,
+                entity_start_positions: ArrayLike | None = None,
+                entity_end_positions: ArrayLike | None = None) -> LogitsOutput:  # fmt: skip
         entities, run = _entities(encoded, self), encoded.run
         ends = {"entity_start_positions": entity_start_positions, "entity_end_positions": entity_end_positions}
         parts = []

@@ -154,9 +154,8 @@ class WordAndEntityAdapter(Adapter):
         return Encoded(run, inputs.packed, inputs, words, traced)
 
 
-def _pack(
-    spec: EncoderSpec, packed: PackedBatch, ids: np.ndarray, attention_mask: Any, token_type_ids: Any, position_ids: Any
-) -> Entities:
+def _pack(spec: EncoderSpec, packed: PackedBatch, ids: np.ndarray, attention_mask: ArrayLike | None,
+          token_type_ids: ArrayLike | None, position_ids: ArrayLike | None) -> Entities:  # fmt: skip
     mask, types = mask_and_types(ids, attention_mask, token_type_ids, kind="entity_")
     kept = np.ones_like(mask) if packed.keeps_padding else mask
     check_range("entity_ids", ids, kept, spec.details.vocab_size, "entities")

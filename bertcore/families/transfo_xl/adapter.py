@@ -103,7 +103,8 @@ class RecurrentAdapter(Adapter):
             return [None] * self.spec.num_layers
         return [array.astype(value_of(hidden).dtype, copy=False) for array in mems]
 
-    def _relations(self, run: Pass, inputs: EncoderInput, hidden: Any, memory: Any) -> tuple[PassPositions, int, int]:
+    def _relations(self, run: Pass, inputs: EncoderInput, hidden: Tensor,
+                   memory: NativeArray | None) -> tuple[PassPositions, int, int]:  # fmt: skip
         """Return the layers' relations, and the lengths of the longest sequence and of the memory."""
         sequences = len(inputs.cu_seqlens) - 1
         longest = inputs.longest

@@ -154,9 +154,8 @@ class TwoStreamAttention(RelativeAttention):
         key, value = (functional.slice_columns(run, key_value, first=first, last=first + width) for first in (0, width))
         return key, value, self._position_keys(run, context.relations, self.positions)
 
-    def from_stream(
-        self, run: Pass, stream: Tensor, keys: tuple[Any, Any, Any], context: RecurrentContext, predictions: Any = None
-    ) -> Tensor:
+    def from_stream(self, run: Pass, stream: Tensor, keys: tuple[Tensor, Tensor, Tensor], context: RecurrentContext,
+                    predictions: Predictions | None = None) -> Tensor:  # fmt: skip
         """Return a stream after attention to the content's `keys`, (tokens, hidden).
 
         `predictions` are the query stream's `Predictions`, None for the content stream.

@@ -107,9 +107,8 @@ def _with_terms(relative, terms):
     return None if relative is None else replace(relative, **dict(zip(TERMS, terms, strict=True)))
 
 
-def attend(
-    run: Pass, heads: Sequence[Any], components: list | None = None, relative: Any = None, **options: Any
-) -> Any:
+def attend(run: Pass, heads: Sequence[Any], components: list | None = None,
+           relative: RelativePositions | None = None, **options: Any) -> Any:  # fmt: skip
     """Return the result of `kernels.attention`; components are appended to the list, unless it is None."""
     if components is None and relative is None and options.get("attn_mask") is None:
         save, window = options.pop("save", False), check_window(options.pop("window", None))

@@ -109,7 +109,8 @@ def _grouped_forward(run, input, weight, *, offsets, activation):
 
 
 @operation()
-def _grouped_of_frozen(run: Pass, input: Tensor, *, weight: Any, offsets: Sequence[int], activation: str | None) -> Any:
+def _grouped_of_frozen(run: Pass, input: Tensor, *, weight: Weight, offsets: Sequence[int],
+                       activation: str | None) -> Tensor:  # fmt: skip
     output, pullback = _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=False)
     return output, lambda grad: pullback(grad)[:1]
 
@@ -179,7 +180,8 @@ def _linear_forward(run, input, weight, bias, residual=None, *, activation=None)
 
 
 @operation()
-def _linear_of_frozen(run: Pass, input: Any, bias: Any, residual: Any, *, weight: Any, activation: str | None) -> Any:
+def _linear_of_frozen(run: Pass, input: Tensor, bias: Tensor, residual: Tensor, *, weight: Weight,
+                      activation: str | None) -> Tensor:  # fmt: skip
     """Compute `linear` with a weight that has no gradient."""
     output, pullback = _with_pullback(run, input, weight, bias, residual, activation, needs_weight=False)
 

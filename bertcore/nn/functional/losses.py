@@ -19,9 +19,8 @@ CHUNK = 1024  # rows whose scores exist at once: 63 MB for 30,000 words in 16 bi
 
 
 @operation()
-def cross_entropy(
-    run: Pass, logits: Tensor, *, labels: NativeArray, label_smoothing: float = 0.0, class_weights: Any = None
-) -> Tensor:
+def cross_entropy(run: Pass, logits: Tensor, *, labels: NativeArray, label_smoothing: float = 0.0,
+                  class_weights: NativeArray | None = None) -> Tensor:  # fmt: skip
     """Return the mean cross entropy over the rows whose label is not -100; see `kernels.cross_entropy`.
 
     With `label_smoothing` e (Szegedy et al. 2016, arXiv:1512.00567, section 7) and `class_weights` w, (classes,), the
