@@ -233,7 +233,7 @@ class Pass:
         options = {"class_options": _options.get(), "loss_factors": _loss_factors.get()}
         return cls(backend, gpu, on_gpu, _dtype.get(), current_tape(), trace=trace, seeds=seeds, **options)
 
-    def to_backend(self, array: np.ndarray) -> NativeArray:
+    def to_backend(self, array: Any) -> NativeArray:
         """Return a NumPy array in the memory of the backend."""
         return kernels.to_backend(array, self.backend) if self.on_gpu else array
 

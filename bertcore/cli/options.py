@@ -16,7 +16,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import click
@@ -341,7 +341,7 @@ class Help(click.HelpFormatter):
     def write_heading(self, heading: str) -> None:
         self.write(f"{'':>{self.current_indent}}{click.style(heading + ':', bold=True)}\n")
 
-    def write_dl(self, rows: Sequence[tuple[str, str]], col_max: int = 28, col_spacing: int = 2) -> None:
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 28, col_spacing: int = 2) -> None:
         super().write_dl([(click.style(first, fg="cyan"), second) for first, second in rows], col_max, col_spacing)
 
 

@@ -182,7 +182,7 @@ class Pretrain(training.Data, training.Adapters):
         if not getattr(tokenizer, "entity_vocab", None):
             raise CommandError("--objective mlm+entities needs entity_vocab.json beside the tokenizer, which has none")
 
-    def _model_and_tokenizer(self, objective: objectives.Objective) -> tuple[Any, Any]:
+    def _model_and_tokenizer(self, objective: Any) -> tuple[Any, Any]:
         kind = getattr(bertcore, objective.model_class)
         if self.lora and kind_of(self.model) == "new":
             raise CommandError(f"--lora trains adapters beside known weights, and {self.model} has no weights")

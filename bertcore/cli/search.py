@@ -215,7 +215,7 @@ class Search(Corpus):
                 queries = list(stack.enter_context(inputs.texts_from(self.queries, argument="--queries"))[0])
             if indices:
                 rows = encoder.encode_query(queries, **self.reading_options())
-                options = {"top_k": self.top_k, "rescore_multiplier": self.rescore_multiplier}
+                options: dict[str, Any] = {"top_k": self.top_k, "rescore_multiplier": self.rescore_multiplier}
                 answers = iter(merged([each.search(rows, **options) for each in indices], self.top_k))
             else:
                 answers = search(encoder, queries, self.lines(stack), self.top_k, self.reading_options())

@@ -272,7 +272,7 @@ def from_first(make: Callable[[], Any]) -> Any:
     return started_together().from_first(make)
 
 
-def options_callback(command: Training) -> TrainerCallback:
+def options_callback(command: Training) -> Any:
     """Return the callback that keeps a command's options in the checkpoints of its run, and compares them later."""
 
     class OptionsOfRun(TrainerCallback):

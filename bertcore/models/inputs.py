@@ -31,15 +31,15 @@ class EncoderInput:
     """The packed tokens of a batch, in the memory of the backend in force; families derive from it for more inputs."""
 
     input_ids: Any  # integers, (tokens,)
-    token_type_ids: NativeArray | None  # integers, (tokens,); None if none are added
+    token_type_ids: Any  # integers, (tokens,); None if none are added
     # integers, (tokens,); None in a family without a position table if they count from each sequence's start
-    position_ids: NativeArray | None
+    position_ids: Any
     cu_seqlens: NativeArray  # int32 offsets, (sequences + 1,)
     # the packed indices of the first and last token of each non-empty sequence
     first_tokens: Any
     last_tokens: Any
     # booleans, (sequences, 1, 1, longest), False for tokens that no token attends to; None if there are no such tokens
-    key_mask: NativeArray | None = None
+    key_mask: Any = None
     packed: PackedBatch | None = None  # the layout of the batch; None if texts came without padding
     on_gpu: IntegerBuffer | None = None  # the integers again, in one array on the GPU; None if they are in host memory
     before_upload: EncoderInput | None = None  # the value of `on_host` if the arrays are on the GPU

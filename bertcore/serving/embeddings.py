@@ -85,7 +85,7 @@ async def openai_embeddings(body: dict[str, Any], models: Models, settings: Serv
     prompt, texts = prompt_of(model, None), listed(body["input"])
     options = {"truncate": settings.auto_truncate, "prompt": prompt}
     rows = await model.tokens(texts, **options, names="input[{}]".format, advice="")
-    found: np.ndarray | list[str] = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
+    found: Any = await pooled_embeddings(model, rows, normalize=True, dimensions=body["dimensions"])
     if body["encoding_format"] == "base64":
         found = [base64.b64encode(row.astype("<f4").tobytes()).decode("ascii") for row in found]
     data = [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(found)]

@@ -325,7 +325,7 @@ class ServedModel:
                 spans = [[0, 4], [5, 7]][: self.pipeline.count]
                 batcher._compute(read_marked(self, [{"text": "warm up", "spans": spans}], names="inputs".format))
             elif what == "answers":
-                options: dict[str, Any] = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
+                options: Any = {"masked": {"top_k": 1}, "gliner": {"labels": ("warm",)}}.get(self.kind, {})
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # rarely requested
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"

@@ -303,7 +303,7 @@ class PromptReader:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, ent_token: str, sep_token: str, *, max_words: int, max_tokens: int, pools_last: bool
+        self, tokenizer: Any, ent_token: str, sep_token: str, *, max_words: int, max_tokens: int, pools_last: bool
     ):
         for token in (ent_token, sep_token):
             if tokenizer.convert_tokens_to_ids(token) in (None, tokenizer.unk_token_id):

@@ -44,7 +44,7 @@ class AdaptiveSoftmax(Block):
     Widths, tables and tying follow the embeddings (`AdaptiveEmbeddings`).
     """
 
-    def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: AdaptiveEmbeddings):
+    def __init__(self, head_spec: AdaptiveSoftmaxSpec, spec: EncoderSpec, embeddings: Any):
         self.bounds = spec.details.groups
         self.outputs, self.biases = [], []
         for index, table in enumerate(embeddings.tables):
@@ -66,7 +66,7 @@ class AdaptiveSoftmax(Block):
             self.group_weight = Parameter(f"{head_spec.group}_weight", shape=(count, spec.embedding_size), use="weight")
             self.group_bias = Parameter(f"{head_spec.group}_bias", shape=(count,), initial="zeros")
 
-    def _projection(self, head_spec: AdaptiveSoftmaxSpec, index: int, embeddings: AdaptiveEmbeddings) -> Parameter:
+    def _projection(self, head_spec: AdaptiveSoftmaxSpec, index: int, embeddings: Any) -> Parameter:
         shared = embeddings.projections[index if len(embeddings.projections) > 1 else 0]
         if index and head_spec.shares_projections:
             return shared
