@@ -34,8 +34,9 @@ from bench.report import Column, table
 from bertcore import AutoModel, use_backend
 from bertcore.checkpoint import INPUT_SCALE, SCALE
 from bertcore.kernels._numba import LEVEL, kernel
+from bertcore.kernels._numba.compile.isa import NATIVE
 from bertcore.kernels._numba.low_precision import QUANTIZED, ROUNDED
-from bertcore.kernels.activation_names import ACTIVATIONS
+from bertcore.kernels.activation_names import ACTIVATIONS, ROUGH_GELU
 from bertcore.kernels.linear.cpu.step import has_two_phases
 from bertcore.kernels.program import cpu
 from bertcore.presets import PRESETS, preset_config
@@ -45,7 +46,7 @@ PRECISIONS = "float32", "bfloat16", "int8", "int8" + SUFFIX
 WARM = 3  # passes; the third of a shape is the first with a cached program
 _BFLOAT16_DOT, _FLOAT_DOT = (ROUNDED, np.uint16, np.float32), (np.float32,) * 3
 DOTS = {"float32": _FLOAT_DOT, "uint16": _BFLOAT16_DOT, "int8": (QUANTIZED, np.int8, np.int32)}  # by dtype of weights
-NAMES = *ACTIVATIONS, "gelu"  # the last is ROUGH_GELU
+ACTIVATION_NAMES = dict(enumerate(ACTIVATIONS)) | {ROUGH_GELU: "gelu"}
 READ = 1 << 28  # bytes, more than any cache
 COLUMNS = (
     Column("step", "step"),
@@ -116,9 +117,9 @@ def bytes_per_second(nbytes: int, threads: int) -> float:
 @functools.cache
 def products_per_second(dtypes: tuple[type, type, type], threads: int) -> float:
     """Return the limit of products with these dtypes; NaN on levels without an instruction for them."""
-    if LEVEL.tiles and dtypes is not _FLOAT_DOT:
+    if LEVEL.tiles == NATIVE and dtypes is not _FLOAT_DOT:
         return tile_limit(dtypes[1] is np.int8, threads, 0.3)
-    is_known = dtypes[1] is not np.int8 or LEVEL.int8_dot
+    is_known = not LEVEL.tiles and (dtypes[1] is not np.int8 or LEVEL.int8_dot)
     return dot_limit(dtypes, threads, 0.3) if is_known else float("nan")
 
 
@@ -141,7 +142,7 @@ def steps_of(call: Sequence[Any]) -> Iterator[tuple[str, float]]:
             if dot[0] is not np.float32:
                 nbytes = rows * width * (4 + np.dtype(dot[0]).itemsize)
                 rounding = f"rounding {width}", nbytes / bytes_per_second(nbytes, threads)
-            activation = "" if step["activation"] < 0 else f" + {NAMES[step['activation']]}"
+            activation = "" if step["activation"] < 0 else f" + {ACTIVATION_NAMES[step['activation']]}"
             name = f"product {width} to {columns}{activation}" + (" + residual" if step["residual"] else "")
             operations, read = 2 * rows * width * columns, width * columns * storage.itemsize
         elif kind == cpu._ATTENTION:

@@ -6,7 +6,7 @@ The work goes line by line. With a bias a line is a row; without one it is any r
 
 import numpy as np
 
-from ..activation_names import ROUGH_GELU, activation_code
+from ..activation_names import activation_code
 from .compile import helper, inline_helper, kernel, parallel_kernel, region
 from .memory import empty
 from .rows import BLOCK_ROWS, add_lines, block_count, flat, share, sum_blocks, task_count
@@ -54,8 +54,6 @@ def activation_function(code, x):
         return simd_math.silu(x)
     if code == _GELU:
         return simd_math.gelu(x)
-    if code == ROUGH_GELU:
-        return simd_math.rough_gelu(x)
     return simd_math.gelu_tanh(x)
 
 

@@ -233,7 +233,8 @@ def linear(
         input: (..., in_features); float32 or float64 on Numba, float32, float16 or bfloat16 on CUDA, any floating dtype
             on NumPy. All arrays share one dtype, except that a weight prepared in low precision takes float32 inputs
             and rounds each row by itself (reference.py has the formulas; Numba rounds to bfloat16 only on CPUs that
-            multiply it faster than float32; int8_weight_only does not round inputs).
+            multiply it faster than float32; int8_weight_only does not round inputs). After rounded inputs Numba's gelu
+            is within 5e-5; with `save` it is exact.
         weight: (out_features, in_features), an array or a weight from `prepare_weight`.
         bias: (out_features,) or None.
         activation: a name as in `activation`, or None.

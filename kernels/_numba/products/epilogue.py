@@ -2,11 +2,12 @@
 
 from numba import types
 
-from ...activation_names import NO_ACTIVATION
+from ...activation_names import NO_ACTIVATION, ROUGH_GELU
 from ..compile import by_types, helper, inline_helper
 from ..low_precision import corrected_sums
 from ..pointwise import activation_function
 from ..simd import first_lanes, lanes, load, load_masked, pointer, prefetch_write, store_masked
+from ..simd.math import rough_gelu
 
 
 @inline_helper
@@ -49,7 +50,9 @@ def _apply_to_vector(sums, at, row, column, output, epilogue, scaling, inside):
     value = _value(sums, at, row, column, scaling)
     if has_bias:
         value += load_masked(bias, column, inside, 0.0)
-    if activation != NO_ACTIVATION:
+    if activation == ROUGH_GELU:
+        value = rough_gelu(value)
+    elif activation != NO_ACTIVATION:
         value = activation_function(activation, value)
     if has_residual:
         value += load_masked(residual, target, inside, 0.0)
