@@ -24,7 +24,7 @@ from bertcore.passes import Pass
 from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.embeddings import EmbeddingObjective, Encoder, WithTemperatures, WrappingObjective
+from bertcore.training.objectives.embeddings import EmbeddingObjective, TextEncoder, WithTemperatures, WrappingObjective
 from bertcore.training.objectives.objective import Batch, Model
 from bertcore.training.objectives.pairs_and_triplets import CoSENTLoss
 from bertcore.training.objectives.similarity import divergence_of_scores
@@ -70,7 +70,7 @@ class ContrastiveLoss(EmbeddingObjective):
 
     def __init__(
         self,
-        model: Encoder | None = None,
+        model: TextEncoder | None = None,
         distance_metric: str = "cosine",
         margin: float = 0.5,
         size_average: bool = True,
@@ -104,7 +104,9 @@ class OnlineContrastiveLoss(ContrastiveLoss):
     farthest pair with label 1. If one label does not occur, the limit is the mean of the other label's pairs.
     """
 
-    def __init__(self, model: Encoder | None = None, distance_metric: str = "cosine", margin: float = 0.5, **more: Any):
+    def __init__(
+        self, model: TextEncoder | None = None, distance_metric: str = "cosine", margin: float = 0.5, **more: Any
+    ):
         super().__init__(model, distance_metric, margin, **more)
 
     def weights(self, distances: Array, labels: Array) -> tuple[Array, Array, float]:
@@ -184,7 +186,7 @@ class GISTEmbedLoss(EmbeddingObjective):
 
     def __init__(
         self,
-        model: Encoder,
+        model: TextEncoder,
         guide: Any,
         temperature: float = 0.01,
         margin_strategy: str = "absolute",
@@ -272,7 +274,7 @@ class SoftmaxLoss(EmbeddingObjective):
     @older_names(sentence_embedding_dimension="embedding_dimension")
     def __init__(
         self,
-        model: Encoder | None = None,
+        model: TextEncoder | None = None,
         embedding_dimension: int | None = None,
         num_labels: int | None = None,
         *,
@@ -371,7 +373,7 @@ class AdaptiveLayerLoss(WrappingObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Encoder | None,
+        model: TextEncoder | None,
         loss: EmbeddingObjective,
         n_layers_per_step: int = 1,
         last_layer_weight: float = 1.0,

@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # a loss for a model alone needs no encoder
     from bertcore.tasks.sentence_encoder import SentenceEncoder
     from bertcore.tasks.sparse_encoder import SparseEncoder
 
-Encoder: TypeAlias = "SentenceEncoder | SparseEncoder"
+    TextEncoder: TypeAlias = SentenceEncoder | SparseEncoder
+else:
+    TextEncoder = Any
 
 
 class ChunkedObjective(Objective):
@@ -186,7 +188,7 @@ class EmbeddingObjective(ChunkedObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Encoder | None = None,
+        model: TextEncoder | None = None,
         *,
         pooling: str | None = None,
         max_length: int | None = None,
@@ -265,7 +267,9 @@ class MultipleNegativesRankingLoss(EmbeddingObjective):
     columns = (2, None)
     is_symmetric = False
 
-    def __init__(self, model: Encoder | None = None, scale: float = 20.0, similarity_fct: Any = "cos_sim", **more: Any):
+    def __init__(
+        self, model: TextEncoder | None = None, scale: float = 20.0, similarity_fct: Any = "cos_sim", **more: Any
+    ):
         super().__init__(model, **more)
         self.scale = check_number("scale", scale, above_zero=True)
         name = getattr(similarity_fct, "__name__", similarity_fct)
@@ -325,7 +329,7 @@ class MarginMSELoss(EmbeddingObjective):
 class WrappingObjective(EmbeddingObjective):
     """Base of objectives that compute another one, `inner`, over parts of vectors; its options apply."""
 
-    def __init__(self, model: Encoder | None, loss: EmbeddingObjective):
+    def __init__(self, model: TextEncoder | None, loss: EmbeddingObjective):
         check_inner(loss, model)
         self.inner, self.encoder = loss, model
         self.pooling, self.normalize, self.columns = loss.pooling, loss.normalize, loss.columns
@@ -352,7 +356,7 @@ class MatryoshkaLoss(WrappingObjective):
     @naming_nearest()
     def __init__(
         self,
-        model: Encoder | None,
+        model: TextEncoder | None,
         loss: EmbeddingObjective,
         matryoshka_dims: Sequence[int],
         matryoshka_weights: Sequence[float] | None = None,
@@ -382,7 +386,7 @@ class MatryoshkaLoss(WrappingObjective):
         return total, grads
 
 
-def check_inner(loss: object, model: Encoder | None, *others: object) -> None:
+def check_inner(loss: object, model: TextEncoder | None, *others: object) -> None:
     """Raise TypeError unless `loss` is a function of embeddings, ValueError unless it is of `model` or of `others`."""
     if not isinstance(loss, EmbeddingObjective) or type(loss).of_embeddings is EmbeddingObjective.of_embeddings:
         raise TypeError(f"loss is {loss!r:.60}, expected a loss of embeddings alone, such as CoSENTLoss(model)")

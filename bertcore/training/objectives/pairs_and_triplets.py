@@ -12,7 +12,7 @@ from bertcore.arguments import check_number
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.embeddings import EmbeddingObjective, Encoder
+from bertcore.training.objectives.embeddings import EmbeddingObjective, TextEncoder
 from bertcore.training.objectives.similarity import ALL_DISTANCES, softplus
 
 
@@ -41,7 +41,7 @@ class CoSENTLoss(Pairs):
         scale: the factor on cosines.
     """
 
-    def __init__(self, model: Encoder | None = None, scale: float = 20.0, **more: Any):
+    def __init__(self, model: TextEncoder | None = None, scale: float = 20.0, **more: Any):
         super().__init__(model, **more)
         self.scale = check_number("scale", scale, above_zero=True)
 
@@ -75,7 +75,11 @@ class TripletLoss(EmbeddingObjective):
     columns = (3, 3)
 
     def __init__(
-        self, model: Encoder | None = None, distance_metric: str = "euclidean", triplet_margin: float = 5.0, **more: Any
+        self,
+        model: TextEncoder | None = None,
+        distance_metric: str = "euclidean",
+        triplet_margin: float = 5.0,
+        **more: Any,
     ):
         super().__init__(model, **more)
         checks.choice("distance_metric", distance_metric, similarity.DISTANCES)
@@ -108,7 +112,7 @@ class _BatchTriplets(EmbeddingObjective):
     has_labels = True
 
     def __init__(
-        self, model: Encoder | None = None, distance_metric: str = "euclidean", margin: float = 5.0, **more: Any
+        self, model: TextEncoder | None = None, distance_metric: str = "euclidean", margin: float = 5.0, **more: Any
     ):
         super().__init__(model, **more)
         checks.choice("distance_metric", distance_metric, ALL_DISTANCES)
@@ -152,7 +156,7 @@ class BatchHardTripletLoss(_BatchTriplets):
 class BatchHardSoftMarginTripletLoss(BatchHardTripletLoss):
     """`BatchHardTripletLoss` with log(1 + exp(difference)) instead of a margin."""
 
-    def __init__(self, model: Encoder | None = None, distance_metric: str = "euclidean", **more: Any):
+    def __init__(self, model: TextEncoder | None = None, distance_metric: str = "euclidean", **more: Any):
         super().__init__(model, distance_metric, 0.0, **more)
 
     def of_differences(self, differences: Array) -> tuple[Array, Array]:

@@ -31,9 +31,9 @@ from bertcore.training.objectives.embedding_losses import AnglELoss, DistillKLDi
 from bertcore.training.objectives.embeddings import (
     ChunkedObjective,
     EmbeddingObjective,
-    Encoder,
     MarginMSELoss,
     MultipleNegativesRankingLoss,
+    TextEncoder,
     WithParts,
     WrappingObjective,
     check_inner,
@@ -285,7 +285,7 @@ class SparseMultipleNegativesRankingLoss(MultipleNegativesRankingLoss):
 class SparseDistillKLDivLoss(DistillKLDivLoss):
     """The distribution of a query's dot products approaches a teacher's; `temperature` is 2 by default."""
 
-    def __init__(self, model: Encoder | None = None, temperature: float = 2.0, **more: Any):
+    def __init__(self, model: TextEncoder | None = None, temperature: float = 2.0, **more: Any):
         super().__init__(model, temperature, **more)
 
 
@@ -299,7 +299,7 @@ class FlopsLoss(EmbeddingObjective):
 
     columns = (1, None)
 
-    def __init__(self, model: Encoder | None = None, threshold: int | None = None):
+    def __init__(self, model: TextEncoder | None = None, threshold: int | None = None):
         super().__init__(model)
         self.threshold = None if threshold is None else check_count("threshold", threshold, 0)
 
