@@ -138,7 +138,7 @@ AT_ONCE = 1 << 24  # query tokens times documents that are scored at once
 
 
 @_like_given
-def maxsim(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> np.ndarray:
+def maxsim(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n, m) of queries and documents, float32.
 
     A score is the sum over the query's vectors of the highest dot product with a vector of the document. The active
@@ -162,7 +162,7 @@ def maxsim(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) 
 
 
 @_like_given
-def maxsim_pairwise(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> np.ndarray:
+def maxsim_pairwise(a: TokenVectors, b: TokenVectors, *, length_normalize: bool = False) -> Any:
     """Return the late-interaction scores (n,) of the query and the document at the same index; as `maxsim`."""
     queries, documents = token_vectors("a", a), token_vectors("b", b)
     if len(queries) != len(documents):

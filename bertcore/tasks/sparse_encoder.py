@@ -309,7 +309,7 @@ class SparseEncoder(PromptedReader):
         parts = (slice(*ends) for ends in pairwise(table.indptr))
         return [self.decode(SparseRow(table.indices[part], table.data[part]), top_k) for part in parts]
 
-    def similarity(self, embeddings1: SparseRows, embeddings2: SparseRows) -> np.ndarray:
+    def similarity(self, embeddings1: SparseRows, embeddings2: SparseRows) -> Any:
         """Return the similarity (n, m) of the rows of two sparse matrices, (n, vocabulary) and (m, vocabulary).
 
         The matrices are as returned by `encode`: SciPy matrices, PyTorch tensors (the result is then a tensor) or lists
@@ -321,7 +321,7 @@ class SparseEncoder(PromptedReader):
         of_all = SIMILARITIES[self.similarity_fn_name].of_all
         return like(embeddings1, of_all(left.toarray(), right.toarray()))
 
-    def similarity_pairwise(self, embeddings1: SparseRows, embeddings2: SparseRows) -> np.ndarray:
+    def similarity_pairwise(self, embeddings1: SparseRows, embeddings2: SparseRows) -> Any:
         """Return the similarity (n,) of the rows at the same index."""
         left, right = (as_table(each, self.embedding_dimension) for each in (embeddings1, embeddings2))
         if self.similarity_fn_name == "dot":

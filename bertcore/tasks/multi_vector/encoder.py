@@ -331,7 +331,7 @@ class MultiVectorEncoder(PromptedReader):
             scored &= np.isin(row, self.settings.keep_only_token_ids)
         return TokenRow(row, real, scored)
 
-    def similarity(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> np.ndarray:
+    def similarity(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> Any:
         """Return the scores (n, m) of every query with every document, by `similarity_fn_name`.
 
         Both are lists of (tokens, dim), as `encode` returns them, a padded array (texts, tokens, dim), in which rows of
@@ -339,7 +339,7 @@ class MultiVectorEncoder(PromptedReader):
         """
         return maxsim(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 
-    def similarity_pairwise(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> np.ndarray:
+    def similarity_pairwise(self, embeddings1: TokenVectors, embeddings2: TokenVectors) -> Any:
         """Return the scores (n,) of the query and the document at the same index; otherwise as `similarity`."""
         return maxsim_pairwise(embeddings1, embeddings2, length_normalize=self.similarity_fn_name == "meanmaxsim")
 
