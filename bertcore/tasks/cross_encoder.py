@@ -39,7 +39,7 @@ Pair = Sequence[str]
 class PairOptions(ReadingOptions, total=False):
     """Arguments of `CrossEncoder.predict_stream` other than the pairs, their prompt and `batch_size`."""
 
-    activation_fn: str | Activation | None
+    activation_fn: str | Callable[[Any], Any] | None
 
 
 class CrossEncoder(Encoder):
@@ -80,7 +80,7 @@ class CrossEncoder(Encoder):
         *,
         dtype: DType | None = None,
         max_length: int | None = None,
-        activation_fn: str | Activation | None = None,
+        activation_fn: str | Callable[[Any], Any] | None = None,
         **options: Unpack[EncoderOptions],
     ):
         opened = self._open(model_name_or_path, "cross-encoder", options)
@@ -105,7 +105,7 @@ class CrossEncoder(Encoder):
         self._activation = activation_fn
 
     @property
-    def activation_fn(self) -> str | Activation:
+    def activation_fn(self) -> str | Callable[[Any], Any]:
         """The current function as it was given; for a name, PyTorch's module if PyTorch is loaded, else the name."""
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(self._activation, str):
@@ -113,7 +113,7 @@ class CrossEncoder(Encoder):
         return getattr(torch.nn, _class_name(self._activation))()
 
     @activation_fn.setter
-    def activation_fn(self, activation_fn: str | Activation) -> None:
+    def activation_fn(self, activation_fn: str | Callable[[Any], Any]) -> None:
         chosen_activation(activation_fn)
         self._activation = activation_fn
 
@@ -216,7 +216,7 @@ class CrossEncoder(Encoder):
         prompt: str | None = None,
         prompt_name: str | None = None,
         batch_size: int | None = None,
-        activation_fn: str | Activation | None = None,
+        activation_fn: str | Callable[[Any], Any] | None = None,
         **options: Unpack[ReadingOptions],
     ) -> Iterator[np.ndarray]:
         """Return an iterator over the float32 scores of pairs, (labels,) or scalars, in order; pairs may be a stream.
@@ -340,7 +340,7 @@ def _class_name(activation: str) -> str:
     return {"relu": "ReLU"}.get(activation, activation.capitalize())
 
 
-def chosen_activation(activation_fn: str | Activation) -> Activation:
+def chosen_activation(activation_fn: str | Callable[[Any], Any]) -> Activation:
     """Return the function of that name, or the function itself.
 
     Raises ValueError for an unknown name, TypeError for anything else.

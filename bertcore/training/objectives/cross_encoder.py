@@ -57,7 +57,7 @@ class CrossEncoderObjective(ChunkedObjective):
         self,
         model: CrossEncoder | None = None,
         *,
-        activation_fn: object = "identity",
+        activation_fn: str | Callable[..., Any] = "identity",
         mini_batch_size: int | None = None,
         max_length: int | None = None,
     ):
@@ -200,7 +200,7 @@ class MultipleNegativesRankingLoss(_Lists):
         model: CrossEncoder | None = None,
         num_negatives: int | None = 4,
         scale: float = 10.0,
-        activation_fn: object = "sigmoid",
+        activation_fn: str | Callable[..., Any] = "sigmoid",
         **more: Any,
     ):
         super().__init__(model, activation_fn=activation_fn, **more)
