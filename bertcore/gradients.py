@@ -1,5 +1,6 @@
 """Loss and gradients of a model, also of a loss that the caller computes from its outputs."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
@@ -23,6 +24,26 @@ class HasParameters(Protocol):
     """A model, or parameters that are trained together."""
 
     def parameters(self) -> Iterator[Parameter]: ...
+
+
+class TrainedModel(HasParameters, Protocol):
+    """A model as training uses it: a `Model`, a `ReplacedTokenModel` or a `PeftModel`."""
+
+    training: bool
+    dtype: str
+
+    @property
+    def config(self) -> Any: ...
+    @property
+    def spec(self) -> Any: ...
+    @property
+    def arguments(self) -> tuple[str, ...]: ...
+    def train(self, seed: int | None = None) -> Any: ...
+    def eval(self) -> Any: ...
+    def gradient_checkpointing_enable(self) -> None: ...
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None: ...
+    def load_weights(self, folder: str | os.PathLike[str]) -> None: ...
+    def __call__(self, *args: Any, **inputs: Any) -> Any: ...
 
 
 class Gradients(dict[str, Any]):

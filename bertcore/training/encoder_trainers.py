@@ -13,7 +13,7 @@ import numpy as np
 
 from bertcore.arguments import check_list, check_share, check_strings, naming_nearest
 from bertcore.evaluation import SequentialEvaluator
-from bertcore.gradients import Gradients, zero_gradients
+from bertcore.gradients import Gradients, TrainedModel, zero_gradients
 from bertcore.kernels import checks
 from bertcore.nn.parameter import Parameter
 from bertcore.tasks.cross_encoder import CrossEncoder
@@ -25,7 +25,7 @@ from bertcore.training.arguments import TrainerControl, TrainerState, TrainingAr
 from bertcore.training.callbacks import TrainerCallback
 from bertcore.training.data.batches import APART, DATASET, SAMPLERS, Batches, MixedBatches, Named
 from bertcore.training.objectives import cross_encoder, embeddings, multi_vector, pairs_and_triplets, sparse
-from bertcore.training.objectives.objective import Batch, Model, Objective
+from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import split_names
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.schedules import Schedule
@@ -115,7 +115,7 @@ class OfDatasets(Objective):
     def _of(self, batch: Batch) -> tuple[Objective, Batch]:
         return self.losses[str(batch[DATASET])], {name: value for name, value in batch.items() if name != DATASET}
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         every = dict.fromkeys(each for loss in self.losses.values() for each in loss.parameters(model))
         names = [name for parameter in every for name in parameter.names]
         if len(names) > len(set(names)):
@@ -126,11 +126,11 @@ class OfDatasets(Objective):
         loss, rest = self._of(batch)
         return loss.weight(rest)
 
-    def loss(self, model: Model, batch: Batch) -> Any:
+    def loss(self, model: TrainedModel, batch: Batch) -> Any:
         loss, rest = self._of(batch)
         return loss.loss(model, rest)
 
-    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
+    def value_and_grad(self, model: TrainedModel, batch: Batch) -> tuple[Any, Gradients]:
         """Differentiate the loss; parameters of the others have gradients of zero."""
         loss, rest = self._of(batch)
         out, grads = loss.value_and_grad(model, rest)
@@ -302,7 +302,7 @@ class SentenceTransformerTrainer(Trainer):
         self.model = self.callbacks.details["model"] = model
 
     @property
-    def network(self) -> Model:
+    def network(self) -> TrainedModel:
         """The encoder's model."""
         return self.model.model
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from bertcore import kernels
 from bertcore.arguments import check_list, naming_nearest
 from bertcore.checkpoint.files import read_json_object, write_json
+from bertcore.gradients import TrainedModel
 from bertcore.nn.parameter import Block
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training import checkpoints, objectives
@@ -22,7 +23,7 @@ from bertcore.training.collators import LABELS, LEFT_OUT, DataCollatorWithPaddin
 from bertcore.training.data import Batches
 from bertcore.training.metrics import EvalPrediction, PredictionOutput, Reduce, run_through
 from bertcore.training.objectives.language_modeling import NextWords
-from bertcore.training.objectives.objective import Model, OwnLoss
+from bertcore.training.objectives.objective import OwnLoss
 from bertcore.training.optimizers import Optimizer
 from bertcore.training.processes import started_together
 from bertcore.training.run import Run, rates
@@ -118,7 +119,7 @@ class Trainer:
         return f"<{type(self).__name__} of {self.model!r}, {learns}, step {step}, output_dir {self.args.output_dir}>"
 
     @property
-    def network(self) -> Model:
+    def network(self) -> TrainedModel:
         """The model that learns."""
         return self.model
 
@@ -247,7 +248,7 @@ class Trainer:
         self.state.log_history.append(line)
         self.callbacks.call("on_log", self.args, self.state, self.control, logs=line)
 
-    def compute_loss(self, model: Model, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
+    def compute_loss(self, model: TrainedModel, inputs: dict[str, Any], return_outputs: bool = False) -> Any:
         """Return the loss of a batch, or (loss, the model's output); a subclass may have another loss.
 
         An override computes by operations that have gradients (`bertcore.nn.functional`), and takes its loss as a mean
@@ -383,7 +384,7 @@ class Trainer:
         return metrics, found.predictions
 
 
-def _weighed_for(model: Model, objective: objectives.Objective) -> objectives.Objective:
+def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
     """Return `objective` with a weight that counts the labels that the loss of `model` is a mean over."""
     if type(objective) is objectives.Supervised and model.predicts_next_words:
         return NextWords(objective.label_smoothing, objective.class_weights)

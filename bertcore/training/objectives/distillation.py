@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from bertcore.arguments import check_number
+from bertcore.gradients import TrainedModel
 from bertcore.models.losses import total
+from bertcore.models.model import Model
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.layers import Linear
@@ -18,7 +20,7 @@ from bertcore.tape import unrecorded
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.distillation_terms import PROJECTIONS, Outputs, Term
 from bertcore.training.objectives.language_modeling import MaskedLM
-from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Model, Objective, Supervised, real_tokens
+from bertcore.training.objectives.objective import TARGETS, Batch, Examples, Objective, Supervised, real_tokens
 from bertcore.training.objectives.text_examples import Documents
 
 
@@ -73,7 +75,7 @@ class Distillation(Objective):
         self._labelled_only = any(term.labelled_only for term in terms)
         if self._labelled_only and objective is None:
             raise ValueError("labelled_only needs an objective, whose labels choose the tokens")
-        self._student: Model | None = None
+        self._student: TrainedModel | None = None
         self._options: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
         self._maps: list[list[Linear]] = []
 
@@ -89,7 +91,7 @@ class Distillation(Objective):
         """
         return self._rows(self.terms, batch) if self.objective is None else self.objective.weight(batch)
 
-    def counts(self, model: Model, batch: Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: Batch) -> tuple[float, ...]:
         own = () if self.objective is None else (self.objective.weight(batch),)
         return *own, *(self.weight(batch) if it.labelled_only else self._rows([it], batch) for it in self.terms)
 
@@ -97,12 +99,12 @@ class Distillation(Objective):
         is_of_texts = all(term.is_of_texts(self.teacher) for term in terms)
         return float(len(batch["input_ids"]) if is_of_texts else np.count_nonzero(real_tokens(batch)))
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         """Return the parameters of the terms, made at the first call for a model."""
         self._prepare(model)
         return [parameter for maps in self._maps for each in maps for parameter in each.parameters()]
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         run = Pass.begin(batch["input_ids"])
         with use_loss_factors(()), kept_losses():  # these are per term, not per summand of the student's own loss
             out, losses = self._losses(run, model, batch)
@@ -111,14 +113,14 @@ class Distillation(Objective):
         out.loss = total(run, *(functional.scale(run, loss, factor=weight) for loss, weight in parts))
         return out
 
-    def losses(self, model: Model, batch: Batch) -> list[float]:
+    def losses(self, model: TrainedModel, batch: Batch) -> list[float]:
         """Return the losses before their weights: the student's own loss, if any, then the terms'.
 
         They help to choose the weights: terms differ in size by orders of magnitude.
         """
         return [float(loss) for loss in self._losses(Pass.begin(batch["input_ids"]), model, batch)[1]]
 
-    def _losses(self, run: Pass, model: Model, batch: Batch) -> tuple[Any, list[Any]]:
+    def _losses(self, run: Pass, model: TrainedModel, batch: Batch) -> tuple[Any, list[Any]]:
         self._prepare(model)
         of_students, of_teachers = self._options
         inputs = {name: array for name, array in batch.items() if name not in TARGETS}
@@ -137,7 +139,7 @@ class Distillation(Objective):
         outputs = Outputs(run, out, teacher, (model.spec, self.teacher.spec), real_tokens(batch), labelled)
         return out, losses + [term.loss(outputs, maps) for term, maps in zip(self.terms, self._maps, strict=True)]
 
-    def _prepare(self, model: Model) -> None:
+    def _prepare(self, model: TrainedModel) -> None:
         """Check that the models can be compared, and make the parameters of the terms."""
         if self._student is model:
             return

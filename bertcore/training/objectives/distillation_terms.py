@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from bertcore.arguments import check_count, check_number
+from bertcore.gradients import TrainedModel
 from bertcore.kernels import checks
 from bertcore.models.model import Model
 from bertcore.models.outputs import ModelOutput
@@ -124,14 +125,14 @@ class Term:
     def __post_init__(self) -> None:
         check_number(f"weight of {type(self).__name__}", self.weight)
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         """Raise ValueError if these models cannot be compared."""
 
     def is_of_texts(self, teacher: Model) -> bool:
         """Return whether the loss is a mean over texts rather than tokens."""
         return False
 
-    def compared(self, student: Model, teacher: Model) -> Iterator[list[tuple[str, Any, LayerSpec]]]:
+    def compared(self, student: TrainedModel, teacher: Model) -> Iterator[list[tuple[str, Any, LayerSpec]]]:
         """Yield (whose, model, layer) of the student's and the teacher's compared layers."""
         models = (("student", student), ("teacher", teacher))
         for pair in self.pairs(student.spec, teacher.spec).items():
@@ -183,7 +184,7 @@ class SoftTargets(Term):
         check_number("temperature", self.temperature, above_zero=True)
         checks.boolean("labelled_only", self.labelled_only)
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         for whose, model in (("student", student), ("teacher", teacher)):
             kind = model.config.get("problem_type")
             if kind in ("regression", "multi_label_classification"):
@@ -215,7 +216,7 @@ class HiddenCosine(Term):
     needs = ("output_hidden_states",)
     first_layer = 0
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         _check_widths(self, student, teacher)
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
@@ -238,7 +239,7 @@ class HiddenStates(Term):
     needs = ("output_hidden_states",)
     first_layer = 0
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         if not self.projected:
             _check_widths(self, student, teacher)
 
@@ -266,7 +267,7 @@ class _Attention(Term):
     needs = (PROJECTIONS,)
     compare: ClassVar[Callable[..., Any]]
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         """Raise ValueError unless all tokens attend to all, by query and key alone, with equally many heads."""
         name = type(self).__name__
         for both in self.compared(student, teacher):
@@ -336,7 +337,7 @@ class Relations(Term):
         if self.heads is not None:
             check_count("heads", self.heads)
 
-    def check(self, student: Model, teacher: Model) -> None:
+    def check(self, student: TrainedModel, teacher: Model) -> None:
         heads = self.heads or student.spec.num_heads
         for whose, _, layer in (each for both in self.compared(student, teacher) for each in both):
             for part in self.of:
@@ -356,7 +357,7 @@ class Relations(Term):
         return total_of(outputs.run, losses)
 
 
-def _check_widths(term: Term, student: Model, teacher: Model) -> None:
+def _check_widths(term: Term, student: TrainedModel, teacher: Model) -> None:
     own, other, name = student.spec.hidden_size, teacher.spec.hidden_size, type(term).__name__
     if own != other:
         raise ValueError(f"{name}: hidden states of the student have {own} features, expected the teacher's {other}")

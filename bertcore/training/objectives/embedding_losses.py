@@ -12,7 +12,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number, naming_nearest, older_names, warn_caller
-from bertcore.gradients import with_loss
+from bertcore.gradients import TrainedModel, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models import losses
@@ -25,7 +25,7 @@ from bertcore.tape import Tensor
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.embeddings import EmbeddingObjective, TextEncoder, WithTemperatures, WrappingObjective
-from bertcore.training.objectives.objective import Batch, Model
+from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.pairs_and_triplets import CoSENTLoss
 from bertcore.training.objectives.similarity import divergence_of_scores
 from bertcore.training.objectives.text_examples import ColumnCollator
@@ -295,10 +295,10 @@ class SoftmaxLoss(EmbeddingObjective):
         self.parts = tuple(checks.boolean(f"concatenation_sent_{name}", flag) for name, flag in flags.items())
         if not any(self.parts):
             raise ValueError("concatenation_sent_rep, _difference and _multiplication are False, expected at least one")
-        self._model: Model | None = None
+        self._model: TrainedModel | None = None
         self._classifier: Any = None
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         if self._model is not model:
             hidden = model.spec.hidden_size
             if self.embedding_dimension not in (None, hidden):
@@ -317,7 +317,7 @@ class SoftmaxLoss(EmbeddingObjective):
         features = _features(kernels.array_module(vectors), vectors, self.parts)
         return self._classifier(Pass.begin(features), features)
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         texts, _, labels = self.checked(batch)
         self.parameters(model)
         out, run = model(**texts), Pass.begin(texts["input_ids"])
@@ -390,7 +390,7 @@ class AdaptiveLayerLoss(WrappingObjective):
         self.weights = tuple(check_number(name, factor) for name, factor in factors.items())
         self.kl_temperature = check_number("kl_temperature", kl_temperature)
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: Any, batch: Batch) -> ModelOutput:
         texts, of_rows = self.inner.prepared(batch)
         heat, mask, number = self.kl_temperature, texts.get("attention_mask"), model.passes
 

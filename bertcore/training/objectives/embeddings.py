@@ -13,14 +13,14 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_list, check_number, naming_nearest
-from bertcore.gradients import Gradients, vjp, with_loss
+from bertcore.gradients import Gradients, TrainedModel, vjp, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn.parameter import Block
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives import similarity
-from bertcore.training.objectives.objective import Batch, Model, Objective
+from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.text_examples import ColumnCollator
 
 if TYPE_CHECKING:  # a loss for a model alone needs no encoder
@@ -72,14 +72,14 @@ class ChunkedObjective(Objective):
         """Return the rows of an output, and the function from their gradient to the field's."""
         return getattr(out, self.field), lambda grad: grad
 
-    def whole(self, model: Model | WithParts) -> Any:
+    def whole(self, model: TrainedModel | WithParts) -> Any:
         """Return the model with the blocks that its output needs beside it, as one model."""
         return model
 
     def weight(self, batch: Batch) -> float:
         return float(len(batch["input_ids"]))
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         model, (texts, of_rows) = self.whole(model), self.prepared(batch)
 
         def of_output(out: ModelOutput) -> tuple[Any, Mapping[str, Any]]:
@@ -89,23 +89,23 @@ class ChunkedObjective(Objective):
 
         return with_loss(model(**texts), of_output)
 
-    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
-        model = self.whole(model)
+    def value_and_grad(self, model: TrainedModel, batch: Batch) -> tuple[Any, Gradients]:
+        whole = self.whole(model)
         if self.mini_batch_size is None:
-            return super().value_and_grad(model, batch)
+            return super().value_and_grad(whole, batch)
         texts, of_rows = self.prepared(batch)
         if self.mini_batch_size >= len(texts["input_ids"]):
-            return super().value_and_grad(model, batch)
+            return super().value_and_grad(whole, batch)
         size = self.mini_batch_size
         starts = range(0, len(texts["input_ids"]), size)
         chunks = [{name: array[start : start + size] for name, array in texts.items()} for start in starts]
-        before = model.passes
-        rows = [self.rows_of(model(**chunk), chunk)[0] for chunk in chunks]
+        before = whole.passes
+        rows = [self.rows_of(whole(**chunk), chunk)[0] for chunk in chunks]
         value, grad = of_rows(kernels.array_module(rows[0]).concatenate(rows))
-        model.passes = before  # the second pass repeats the first one's dropout
+        whole.passes = before  # the second pass repeats the first one's dropout
         total: Gradients | None = None
         for start, chunk in zip(starts, chunks, strict=True):
-            out, pullback = vjp(model)(**chunk)
+            out, pullback = vjp(whole)(**chunk)
             _, spread = self.rows_of(out, chunk)
             grads = pullback({self.field: spread(grad[start : start + size])})
             if total is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number, check_share
-from bertcore.gradients import with_loss
+from bertcore.gradients import TrainedModel, with_loss
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.models.gliner import GLiNERModel, GLiNEROutput
@@ -21,7 +21,7 @@ from bertcore.training.collators import IGNORED, DataCollatorForLanguageModeling
 from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.spans import LabelledEntities
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, Model, Objective
+from bertcore.training.objectives.objective import Batch, Collator, Objective
 from bertcore.training.objectives.text_examples import SpecialTokens, text_limit
 
 SPANS, NAMES = "entity_spans", "entities"
@@ -90,7 +90,7 @@ class EntityMaskedLM(MaskedLM):
         collator.masking = self.masking
         return collator
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         """Return the model's loss; only the words' loss for a batch without a masked entity."""
         if not (kernels.to_host(batch["entity_labels"]) != IGNORED).any():
             batch = {name: value for name, value in batch.items() if name not in ("entity_labels", "entity_sample")}
@@ -238,7 +238,7 @@ class GLiNEREntities(Objective):
             return float(sum(np.maximum(words - width, 0).sum() for width in range(self.spec.max_width)))
         return float((words * (kernels.to_host(batch["input_ids"]) == self.spec.class_token).sum(axis=1)).sum())
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         inputs = {name: array for name, array in batch.items() if name not in self.targets}
 
         def of_output(out: GLiNEROutput) -> tuple[Any, Mapping[str, Any]]:

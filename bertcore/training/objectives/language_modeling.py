@@ -10,6 +10,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
+from bertcore.gradients import TrainedModel
 from bertcore.models.outputs import Later, ModelOutput, ReplacedTokensOutput, SpanBoundaryOutput
 from bertcore.models.pretraining import AutoModelForSpanBoundary
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -120,12 +121,12 @@ class SpanBoundary(MaskedLM):
     def __init__(self, masking: Masking = SPANS, *, label_smoothing: float = 0.0):
         super().__init__(masking, label_smoothing=label_smoothing)
 
-    def counts(self, model: base.Model, batch: base.Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: base.Batch) -> tuple[float, ...]:
         if not isinstance(model, AutoModelForSpanBoundary):  # `loss` raises the error
             return super().counts(model, batch)
         return self.weight(batch), model.count_boundaries(kernels.to_host(batch["labels"]), base.real_tokens(batch))
 
-    def loss(self, model: base.Model, batch: base.Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: base.Batch) -> ModelOutput:
         out = super().loss(model, batch)
         if not isinstance(out, SpanBoundaryOutput):  # its loss covers only the masked tokens
             raise TypeError(f"SpanBoundary needs an {self.model_class}, the model returned {type(out).__name__}")
@@ -271,7 +272,7 @@ class ReplacedToken(base.Objective):
         collator.masking = self.masking
         return collator
 
-    def counts(self, model: base.Model, batch: base.Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: base.Batch) -> tuple[float, ...]:
         return self.weight(batch), float(np.count_nonzero(base.real_tokens(batch)))
 
     def loss(self, model: Any, batch: base.Batch) -> ReplacedTokensOutput:

@@ -15,6 +15,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_number, naming_nearest
+from bertcore.gradients import TrainedModel
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
 from bertcore.models.outputs import ModelOutput
@@ -23,7 +24,7 @@ from bertcore.nn.parameter import Parameter
 from bertcore.passes import Pass
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.objectives.embeddings import ChunkedObjective, WithParts, WithTemperatures, checked_labels
-from bertcore.training.objectives.objective import Batch, Model
+from bertcore.training.objectives.objective import Batch
 from bertcore.training.objectives.similarity import margin_error, ranking_loss
 from bertcore.training.objectives.text_examples import EncoderCollator
 
@@ -98,13 +99,13 @@ class MultiVectorObjective(ChunkedObjective):
         """Return the loss and the gradient of the scores, (examples, documents), in float64."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def parameters(self, model: Model) -> list[Parameter]:
+    def parameters(self, model: TrainedModel) -> list[Parameter]:
         return list(self.encoder.head.parameters())
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> LateCollator:
         return LateCollator(self.encoder)
 
-    def whole(self, model: Model | WithParts) -> WithHead:
+    def whole(self, model: TrainedModel | WithParts) -> WithHead:
         return model if isinstance(model, WithHead) else WithHead(model, [self.encoder.head])
 
     def prepared(self, batch: Batch) -> tuple[dict[str, Any], Callable[[Array], tuple[Array, Array]]]:

@@ -9,8 +9,7 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import Described, check_numbers, check_share, check_strings
-from bertcore.gradients import Gradients, differentiate, with_loss
-from bertcore.models.model import Model
+from bertcore.gradients import Gradients, TrainedModel, differentiate, with_loss
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
@@ -27,7 +26,7 @@ Collator = Callable[..., dict[str, Any]]
 class Trained:
     """A model and the parameters trained along with it, `beside`."""
 
-    def __init__(self, model: Model, beside: Sequence[Parameter]):
+    def __init__(self, model: TrainedModel, beside: Sequence[Parameter]):
         self._model, self.beside = model, beside
 
     def parameters(self) -> Iterator[Parameter]:
@@ -78,26 +77,26 @@ class Objective(Described):
         """Return the collator of the examples; None if the caller chooses it."""
         return None if self.source is None else self.source.collator(tokenizer, seed=seed)
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         """Return the model's output with the loss of one batch, a 0-d array (under a tape a Variable)."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
-    def forward(self, model: Model, batch: Batch) -> ModelOutput:
+    def forward(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         """Return the model's output with the loss, without gradients. Dropout follows the model's mode."""
         return self.loss(model, batch)
 
-    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
+    def value_and_grad(self, model: TrainedModel, batch: Batch) -> tuple[Any, Gradients]:
         """Return the model's output with the loss, and its gradients; see `bertcore.value_and_grad`."""
         return differentiate(self.trained(model), lambda: self.loss(model, batch))
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         """Return the parameters trained beside the model's own and kept only in checkpoints of a run; none by default.
 
         Every call for the same model returns the same parameters.
         """
         return ()
 
-    def trained(self, model: Model) -> Trained:
+    def trained(self, model: TrainedModel) -> Trained:
         """Return the model and the parameters trained beside it, for an optimiser."""
         return Trained(model, self.parameters(model))
 
@@ -107,11 +106,11 @@ class Objective(Described):
             raise NotImplementedError(f"{type(self).__name__} does not define its weight")
         return self.source.weight(batch)
 
-    def counts(self, model: Model, batch: Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: Batch) -> tuple[float, ...]:
         """Return the number of labels that each summand of the loss is a mean over; by default only `weight`."""
         return (self.weight(batch),)
 
-    def evaluated(self, model: Model, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
+    def evaluated(self, model: TrainedModel, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
         """Return the model's output and a list of (summand of the loss, count), empty without a loss."""
         with kept_losses() as losses:
             out = self.forward(model, batch)
@@ -122,7 +121,7 @@ class Objective(Described):
             return out, list(zip(losses, counts, strict=True))
         return out, [(out.loss, self.weight(batch))]
 
-    def in_step(self, model: Model, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
+    def in_step(self, model: TrainedModel, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
         """Return one batch's part of a step's loss, a float64 0-d array, and its gradients.
 
         Each summand is multiplied by this batch's share of the summand's count in all batches of the step. Their sum
@@ -136,7 +135,7 @@ class Objective(Described):
         xp = kernels.array_module(next(iter(grads.values())))
         return base * xp.asarray(out.loss, np.float64), grads
 
-    def in_backward(self, model: Model, batch: Batch, take: Callable[[Parameter, Any], None]) -> np.ndarray:
+    def in_backward(self, model: TrainedModel, batch: Batch, take: Callable[[Parameter, Any], None]) -> np.ndarray:
         """Return the loss of the only batch of a step, a float64 0-d array; `take` is as in `differentiate`."""
         shares = tuple(float(count > 0) for count in self.counts(model, batch))
         with use_loss_factors(shares if 0.0 in shares else ()):
@@ -181,15 +180,15 @@ class Sum(Objective):
         self.targets = (*first.targets, *second.targets)
         self.teacher, self.pairing = first.teacher or second.teacher, first.pairing or second.pairing
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         return (*self.first.parameters(model), *self.second.parameters(model))
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         out, other = (each.loss(model, part) for each, part in self._parts(model, batch))
         out.loss = functional.add(Pass.begin(batch["input_ids"]), out.loss, other.loss)
         return out
 
-    def value_and_grad(self, model: Model, batch: Batch) -> tuple[Any, Gradients]:
+    def value_and_grad(self, model: TrainedModel, batch: Batch) -> tuple[Any, Gradients]:
         """Differentiate each summand in its own way (in chunks, say)."""
         parts = self._parts(model, batch)
         (out, grads), (other, more) = (each.value_and_grad(model, part) for each, part in parts)
@@ -197,11 +196,11 @@ class Sum(Objective):
         grads.accumulate(more)
         return out, grads
 
-    def counts(self, model: Model, batch: Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: Batch) -> tuple[float, ...]:
         """Return the counts of both; for a summand that does not define its count, the weight of the sum."""
         return tuple(count for _, _, counts in self._counted(model, batch) for count in counts)
 
-    def evaluated(self, model: Model, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
+    def evaluated(self, model: TrainedModel, batch: Batch) -> tuple[Any, list[tuple[Any, float]]]:
         parts = self._parts(model, batch)
         (out, losses), (other, more) = (self._evaluated(each, model, part, batch) for each, part in parts)
         if losses and more:
@@ -215,14 +214,14 @@ class Sum(Objective):
             out = each.forward(model, part)
             return out, [(out.loss, self.weight(batch))]
 
-    def _counted(self, model: Model, batch: Batch) -> Iterator[tuple[Objective, Batch, tuple[float, ...]]]:
+    def _counted(self, model: TrainedModel, batch: Batch) -> Iterator[tuple[Objective, Batch, tuple[float, ...]]]:
         for each, part in self._parts(model, batch):
             try:
                 yield each, part, each.counts(model, part)
             except NotImplementedError:
                 yield each, part, (self.weight(batch),)
 
-    def in_step(self, model: Model, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
+    def in_step(self, model: TrainedModel, batch: Batch, shares: Sequence[float]) -> tuple[Any, Gradients]:
         """Differentiate each summand in its own way; one without labels in this batch is left out."""
         loss, grads, left = 0.0, Gradients(), list(shares)
         for each, part, counts in self._counted(model, batch):
@@ -233,7 +232,7 @@ class Sum(Objective):
                 grads.accumulate(some)
         return loss, grads
 
-    def _parts(self, model: Model, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
+    def _parts(self, model: TrainedModel, batch: Batch) -> Iterator[tuple[Objective, Batch]]:
         """Yield each summand, and the batch without the targets of the other."""
         for each in (self.first, self.second):
             others = {*self.targets} - {*each.targets, *model.arguments}
@@ -252,7 +251,7 @@ class CustomLoss(Objective):
     def __init__(self, loss: Callable[..., Any], targets: Sequence[str] = (), **outputs: Any):
         self._loss, self.targets, self._outputs = loss, tuple(check_strings("targets", targets)), outputs
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         targets = {name: batch[name] for name in self.targets}
         rest = {name: value for name, value in batch.items() if name not in self.targets}
         return with_loss(model(**rest, **self._outputs), lambda out: self._loss(out, **targets))
@@ -269,10 +268,10 @@ class OwnLoss(Objective):
         self.model_class, self.targets, self.teacher = source.model_class, source.targets, source.teacher
         self.pairing = source.pairing
 
-    def parameters(self, model: Model) -> Sequence[Parameter]:
+    def parameters(self, model: TrainedModel) -> Sequence[Parameter]:
         return self.source.parameters(model)
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         loss, out = self._compute(model, dict(batch), return_outputs=True)
         out.loss = loss
         return out
@@ -314,7 +313,7 @@ class Supervised(Objective):
             raise ValueError(f"class_weights is {class_weights!r}, expected at least one number above 0")
         self.label_smoothing, self.class_weights = check_share("label_smoothing", label_smoothing), weights
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         if not self.label_smoothing and self.class_weights is None:
             return model(**batch)
         options = ClassOptions(self.label_smoothing, self.class_weights)
@@ -341,7 +340,7 @@ class Supervised(Objective):
             return float(counted.size)
         return float(self.class_weights[counted].sum())
 
-    def counts(self, model: Model, batch: Batch) -> tuple[float, ...]:
+    def counts(self, model: TrainedModel, batch: Batch) -> tuple[float, ...]:
         """Return the weight, and the numbers of labels of pairs or entities beside it."""
         names = [name for name in BESIDE_WORDS if batch.get("labels") is not None and batch.get(name) is not None]
         return self.weight(batch), *(count_labels(batch, name) for name in names)

@@ -9,13 +9,13 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_share
-from bertcore.gradients import with_loss
+from bertcore.gradients import TrainedModel, with_loss
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import SEVERAL, GLiNER2Model
 from bertcore.models.outputs import ModelOutput
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.data.files import wrong_record
-from bertcore.training.objectives.objective import Batch, Model, Objective
+from bertcore.training.objectives.objective import Batch, Objective
 from bertcore.training.objectives.similarity import log_sums, softplus
 
 
@@ -51,7 +51,7 @@ class GLiNER2Schemas(Objective):
         """Return 1: the loss is a sum."""
         return 1.0
 
-    def loss(self, model: Model, batch: Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: Batch) -> ModelOutput:
         inputs = {name: array for name, array in batch.items() if name not in self.targets}
         marks, counts = (kernels.to_host(batch[name]) for name in ("groups_mask", "instances"))
         classes = kernels.to_host(batch["class_targets"])

@@ -8,6 +8,7 @@ from itertools import islice
 import numpy as np
 
 from bertcore import kernels
+from bertcore.gradients import TrainedModel
 from bertcore.models import losses
 from bertcore.models.outputs import ModelOutput
 from bertcore.passes import Pass
@@ -70,7 +71,7 @@ class NextSentence(SentencePairs):
     label = "next_sentence_label"
     targets = (label,)
 
-    def loss(self, model: base.Model, batch: base.Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: base.Batch) -> ModelOutput:
         rest = {name: value for name, value in batch.items() if name != self.label}
         return model(**rest, labels=batch[self.label])
 
@@ -103,7 +104,7 @@ class SentenceOrder(SentencePairs):
     label = "sentence_order_label"
     targets = (label,)
 
-    def loss(self, model: base.Model, batch: base.Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: base.Batch) -> ModelOutput:
         out = model(**{name: value for name, value in batch.items() if name != self.label})
         run = Pass.begin(batch["input_ids"])
         out.loss = losses.sequence_loss(run, out.sop_logits, batch[self.label], 2, name=self.label)
@@ -189,7 +190,7 @@ class TranslationLM(MaskedLM):
                 restart = [special.before(1) + len(first), special.before()]
                 yield special.around(first, second) | {RESTART: restart}
 
-    def loss(self, model: base.Model, batch: base.Batch) -> ModelOutput:
+    def loss(self, model: TrainedModel, batch: base.Batch) -> ModelOutput:
         texts = {name: value for name, value in batch.items() if name != RESTART}
         if model.spec.max_positions:
             ids = kernels.to_host(batch["input_ids"])

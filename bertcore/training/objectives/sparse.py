@@ -16,9 +16,9 @@ import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import check_count, check_number
+from bertcore.gradients import TrainedModel
 from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array, NativeArray
-from bertcore.models.model import Model
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.operation import operation
@@ -258,13 +258,13 @@ class SparseObjective(EmbeddingObjective):
     def _readers(self) -> list[Any]:
         return [*self.encoder.readers.values()] or [self.encoder]
 
-    def parameters(self, model: Model) -> list[Parameter]:
+    def parameters(self, model: TrainedModel) -> list[Parameter]:
         return [parameter for head in heads(self._readers()) for parameter in head.parameters()]
 
     def collator(self, tokenizer: Tokenizer, *, seed: int = 0) -> SparseCollator:
         return SparseCollator(self.encoder)
 
-    def whole(self, model: Model | WithParts) -> WithRoutes:
+    def whole(self, model: TrainedModel | WithParts) -> WithRoutes:
         return model if isinstance(model, WithRoutes) else WithRoutes(self.encoder, model)
 
     def rows_of(self, out: ModelOutput, texts: Mapping[str, Any]) -> tuple[Array, Callable[[Array], Array]]:
