@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-if TYPE_CHECKING:
-    from bertcore.tape import Tensor
+from bertcore.tape import Tensor
 
 
 class Later:
@@ -48,7 +47,7 @@ class ModelOutput:
     hidden_states: ClassVar[Any] = None
     attentions: ClassVar[Any] = None
     projections: ClassVar[Any] = None
-    loss: Tensor = None
+    loss: Tensor | None = None
     traced: InitVar[Mapping[str, Any] | None] = None
 
     def __post_init__(self, traced: Mapping[str, Any] | None) -> None:
@@ -113,8 +112,8 @@ class EncoderOutput(ModelOutput):
         pooler_output: (sequences, hidden), for encoders with a pooler.
     """
 
-    last_hidden_state: Tensor = None
-    pooler_output: Tensor = None
+    last_hidden_state: Tensor | None = None
+    pooler_output: Tensor | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -126,7 +125,7 @@ class LogitsOutput(ModelOutput):
             (sequences, choices), or for replaced tokens (sequences, length).
     """
 
-    logits: Tensor = None
+    logits: Tensor | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -138,9 +137,9 @@ class SpanBoundaryOutput(ModelOutput):
         logits: of the language model, (sequences, length, vocabulary); zero at padding.
     """
 
-    mlm_loss: Tensor = None
-    sbo_loss: Tensor = None
-    logits: Tensor = None
+    mlm_loss: Tensor | None = None
+    sbo_loss: Tensor | None = None
+    logits: Tensor | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -152,9 +151,9 @@ class PreTrainingOutput(ModelOutput):
         seq_relationship_logits, sop_logits: of next sentence (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
-    prediction_logits: Tensor = None
-    seq_relationship_logits: Tensor = None
-    sop_logits: Tensor = None
+    prediction_logits: Tensor | None = None
+    seq_relationship_logits: Tensor | None = None
+    sop_logits: Tensor | None = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -169,12 +168,12 @@ class ReplacedTokensOutput(ModelOutput):
         replaced: 1 for replaced tokens, 0 for original ones, -100 at padding, (sequences, length).
     """
 
-    generator_loss: Tensor = None
-    discriminator_loss: Tensor = None
-    generator_logits: Tensor = None
-    logits: Tensor = None
-    given_ids: Tensor = None
-    replaced: Tensor = None
+    generator_loss: Tensor | None = None
+    discriminator_loss: Tensor | None = None
+    generator_logits: Tensor | None = None
+    logits: Tensor | None = None
+    given_ids: Tensor | None = None
+    replaced: Tensor | None = None
 
     def predictions(self) -> tuple[Any, ...]:
         """Return the scores of both models, and the discriminator's targets."""
@@ -189,5 +188,5 @@ class QuestionAnsweringOutput(ModelOutput):
         start_logits, end_logits: (sequences, length); zero at padding.
     """
 
-    start_logits: Tensor = None
-    end_logits: Tensor = None
+    start_logits: Tensor | None = None
+    end_logits: Tensor | None = None

@@ -46,10 +46,10 @@ class EntityMaskedLMOutput(ModelOutput):
         entity_logits: (sequences, entities, vocabulary of entities), if there are entities.
     """
 
-    mlm_loss: Tensor = None
-    mep_loss: Tensor = None
-    logits: Tensor = None
-    entity_logits: Tensor = None
+    mlm_loss: Tensor | None = None
+    mep_loss: Tensor | None = None
+    logits: Tensor | None = None
+    entity_logits: Tensor | None = None
 
 
 class EntityClassifier(Block):

@@ -201,7 +201,7 @@ class Entities:
     rows: TokenRows
     cu_seqlens: NativeArray
     key_mask: NativeArray | None
-    hidden: Tensor = None  # their last hidden state, (entities, hidden), once computed
+    hidden: Tensor | None = None  # their last hidden state, (entities, hidden), once computed
 
     def integers(self) -> dict[str, np.ndarray]:
         """Return the integer arrays by name, as `with_integers` takes them."""

@@ -50,7 +50,7 @@ PARTS = 5  # vectors beside the code in an autoencoder's rows
 class SparseVectors(ModelOutput):
     """The output of a sparse encoder: vectors, (texts, dim); for an autoencoder, the result of `codes`."""
 
-    sentence_embedding: Tensor = None
+    sentence_embedding: Tensor | None = None
 
 
 class WithRoutes(WithParts):
