@@ -71,8 +71,8 @@ class HalfBatch:
         offsets = _offsets(whole.cu_seqlens, self.sequences)
         return replace(whole, cu_seqlens=offsets, key_mask=mask, relations=self.relations)
 
-    def cut(self, run: Pass, query: Tensor, for_position: Tensor, key: Tensor, value: Tensor,
-            scores: Tensor) -> tuple[Tensor, ...]:  # fmt: skip
+    def cut(self, run: Pass, query: Tensor, for_position: Tensor | None, key: Tensor, value: Tensor,
+            scores: Tensor | None) -> tuple[Tensor | None, ...]:  # fmt: skip
         """Return this half of the arrays."""
         queries = (None if array is None else _part(run, array, self.tokens) for array in (query, for_position, scores))
         query, for_position, scores = queries

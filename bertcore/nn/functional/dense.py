@@ -180,7 +180,7 @@ def _linear_forward(run, input, weight, bias, residual=None, *, activation=None)
 
 
 @operation()
-def _linear_of_frozen(run: Pass, input: Tensor, bias: Tensor, residual: Tensor, *, weight: Weight,
+def _linear_of_frozen(run: Pass, input: Tensor, bias: Tensor | None, residual: Tensor | None, *, weight: Weight,
                       activation: str | None) -> Tensor:  # fmt: skip
     """Compute `linear` with a weight that has no gradient."""
     output, pullback = _with_pullback(run, input, weight, bias, residual, activation, needs_weight=False)
