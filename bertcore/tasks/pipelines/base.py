@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from bertcore.tasks.long_texts import Cutting, Text, Window, first_windows, wind
 from bertcore.tasks.texts import BATCH_TOKENS, CutTexts, checked_text, grouped, in_batches, progress_bar
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
 
 Answers: TypeAlias = dict[str, Any] | list[dict[str, Any]]  # of one input: one, or several
 Arrays: TypeAlias = Mapping[str, np.ndarray]  # the arguments of a model, by name
@@ -59,7 +62,7 @@ class CallOptions:
     padding: bool | str = True
     batch_tokens: int = BATCH_TOKENS
     batch_size: int | None = None
-    device: str | int | None = None
+    device: str | int | torch.device | None = None
     show_progress_bar: bool | None = None
 
     def __post_init__(self) -> None:
