@@ -25,7 +25,7 @@ class Symbol:
         self.shape = (longest or value.shape[0], *value.shape[1:])
 
 
-Operand: TypeAlias = Symbol | str | Array | np.generic  # an activation, a tensor by its name, or a constant
+NodeInput: TypeAlias = Symbol | str | Array | np.generic  # an activation, a tensor by its name, or a constant
 
 
 class Graph:
@@ -64,7 +64,7 @@ class Graph:
             return tuple(Symbol(each, to, self.longest) for each, to in zip(output, names, strict=True))
         return Symbol(output, names, self.longest)
 
-    def node(self, kind: str, *inputs: Operand, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:
+    def node(self, kind: str, *inputs: NodeInput, outputs: int = 1, name: str | None = None, **attributes: Any) -> Any:
         """Add a node; inputs are symbols, names or arrays. Return the name of its output, or a list of several."""
         place = len(self.nodes)
         names = [name or f"{kind}_{place}"] if outputs == 1 else [f"{kind}_{place}_{each}" for each in range(outputs)]
@@ -72,7 +72,7 @@ class Graph:
         self.nodes.append(self.helper.make_node(kind, given, names, f"{kind}_{place}", **attributes))
         return names[0] if outputs == 1 else names
 
-    def named(self, value: Operand) -> str:
+    def named(self, value: NodeInput) -> str:
         """Return the name of a symbol, or of a constant, which is kept once."""
         if isinstance(value, Symbol | str):
             return value.name if isinstance(value, Symbol) else value
@@ -94,7 +94,7 @@ class Graph:
             self._kept[place] = (key, make())  # the object stays alive: its id stays its own
         return self._kept[place][1]
 
-    def columns(self, value: Operand, first: int, last: int) -> str:
+    def columns(self, value: NodeInput, first: int, last: int) -> str:
         """Return columns of the last axis."""
         return self.node("Slice", value, *(np.array([each]) for each in (first, last, -1)))
 
@@ -153,7 +153,7 @@ class Graph:
         return self.once(distance_rows, make)
 
 
-def _activation(graph: Graph, input: Operand, *, activation: str) -> str:
+def _activation(graph: Graph, input: NodeInput, *, activation: str) -> str:
     if activation in ("relu", "tanh", "sigmoid"):
         return graph.node(activation.capitalize(), input)
     if activation == "silu":
@@ -170,7 +170,7 @@ def _activation(graph: Graph, input: Operand, *, activation: str) -> str:
     return graph.node("Mul", graph.node("Mul", input, graph.node("Add", inner, one)), half)
 
 
-def _linear(graph: Graph, input: Operand, weight: Any, bias: Operand | None, residual: Operand | None = None, *,
+def _linear(graph: Graph, input: NodeInput, weight: Any, bias: NodeInput | None, residual: NodeInput | None = None, *,
             activation: str | None = None) -> str:  # fmt: skip
     matrix = weight.array if hasattr(weight, "in_features") else weight
 
@@ -185,24 +185,28 @@ def _linear(graph: Graph, input: Operand, weight: Any, bias: Operand | None, res
     return output if residual is None else graph.node("Add", output, residual)
 
 
-def _total(graph: Graph, input: Operand, residual: Operand | None) -> Operand:
+def _total(graph: Graph, input: NodeInput, residual: NodeInput | None) -> NodeInput:
     return input if residual is None else graph.node("Add", input, residual)
 
 
-def _layer_norm(graph: Graph, input: Operand, weight: Operand, bias: Operand | None = None,
-                residual: Operand | None = None, *, eps: float) -> str:  # fmt: skip
+def _layer_norm(graph: Graph, input: NodeInput, weight: NodeInput, bias: NodeInput | None = None,
+                residual: NodeInput | None = None, *, eps: float) -> str:  # fmt: skip
     parts = [weight] if bias is None else [weight, bias]
     return graph.node("LayerNormalization", _total(graph, input, residual), *parts, axis=-1, epsilon=eps)
 
 
-def _rms_norm(graph: Graph, input: Operand, weight: Operand, residual: Operand | None = None, *, eps: float) -> str:
+def _rms_norm(
+    graph: Graph, input: NodeInput, weight: NodeInput, residual: NodeInput | None = None, *, eps: float
+) -> str:
     total = _total(graph, input, residual)
     mean = graph.node("ReduceMean", graph.node("Mul", total, total), axes=[-1])
     root = graph.node("Sqrt", graph.node("Add", mean, np.float32(eps)))
     return graph.node("Mul", graph.node("Div", total, root), weight)
 
 
-def _affine(graph: Graph, input: Operand, weight: Operand, bias: Operand, residual: Operand | None = None) -> str:
+def _affine(
+    graph: Graph, input: NodeInput, weight: NodeInput, bias: NodeInput, residual: NodeInput | None = None
+) -> str:
     return graph.node("Add", graph.node("Mul", _total(graph, input, residual), weight), bias)
 
 
@@ -220,7 +224,7 @@ def _take_rows(graph: Graph, table: Array, *, rows: Array, padding_row: int | No
     return graph.node("Gather", table, names[0])
 
 
-def _take_neighbours(graph: Graph, array: Operand, *, cu_seqlens: Array, distances: Sequence[int]) -> str:
+def _take_neighbours(graph: Graph, array: NodeInput, *, cu_seqlens: Array, distances: Sequence[int]) -> str:
     most = max(map(abs, distances))
     seen = graph.node("Unsqueeze", graph.node("Cast", "attention_mask", to=1), np.array([2]))
     padded = graph.node("Pad", graph.node("Mul", array, seen), np.array([0, most, 0, 0, most, 0]))
