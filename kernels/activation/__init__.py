@@ -34,7 +34,9 @@ def _activate(function: Function, backend: str, save: bool, input: Operand, acti
     return (output, ActivationSaved(input, activation)) if save else output
 
 
-def _activate_backward(function: Function, backend: str, grad_output: Operand, saved: ActivationSaved) -> NativeArray:
+def _activate_backward(
+    function: Function, backend: str, grad_output: NativeArray, saved: ActivationSaved
+) -> NativeArray:
     return function(grad_output, *saved, None)[0]
 
 

@@ -2,8 +2,10 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..arguments import Floats, Probability, Seed
-from ..arrays import Array, ArrayT, DTypeLike, NativeArray, Operand
+from ..arrays import Array, ArrayT, NativeArray, Operand
 from ..operation import Function, Operation
 
 
@@ -13,7 +15,7 @@ class DropoutSaved(NamedTuple):
     p: float
     seed: int | Array
     shape: tuple[int, ...]
-    dtype: DTypeLike
+    dtype: np.dtype
 
 
 def _forward(

@@ -95,7 +95,7 @@ LINEAR = Operation(
 )
 
 
-def quantize_weight(weight: Any, *, per_group: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def quantize_weight(weight: Array, *, per_group: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Round a weight to int8 with one scale for each output channel: weight is about values * scale[:, None].
 
     Args:

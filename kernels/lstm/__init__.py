@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from .. import checks
 from ..arguments import Floats, Offsets, WideFloats
-from ..arrays import Array, ArrayT, Operand
+from ..arrays import Array, ArrayT, NativeArray, Operand
 from ..operation import Function, Operation
 
 
@@ -22,7 +22,9 @@ class LSTMSaved(NamedTuple):
     cells: Array
 
 
-def _forward(function: Function, backend: str, save: bool, input: Operand, weight: Operand, cu_seqlens: Operand) -> Any:
+def _forward(
+    function: Function, backend: str, save: bool, input: Operand, weight: Operand, cu_seqlens: NativeArray
+) -> Any:
     output, gates, cells = function(input, weight, cu_seqlens)
     return (output, LSTMSaved(weight, cu_seqlens, output, gates, cells)) if save else output
 

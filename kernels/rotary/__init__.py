@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import checks
 from ..arguments import Flag, Floats, Integers, Offsets, WideFloats
-from ..arrays import Array, ArrayT, DTypeLike, NativeArray, Operand, ieee_arithmetic
+from ..arrays import Array, ArrayT, NativeArray, Operand, ieee_arithmetic
 from ..operation import Function, Operation
 
 SCALINGS = (None, "linear", "ntk", "dynamic")
@@ -22,7 +22,7 @@ class RotarySaved(NamedTuple):
     positions: Array | None
     interleaved: bool
     shape: tuple[int, ...]
-    dtype: DTypeLike
+    dtype: np.dtype
 
 
 def _forward(function: Function, backend: str, save: bool, input: Operand, *angles: Any) -> Any:
