@@ -188,7 +188,8 @@ def tokens_of(tokenizer: Tokenizer, text: str, longest: int | None = None) -> di
 def output_for(model: Model, tokenizer: Tokenizer, text: str, **options: Any) -> tuple[list[int], Any]:
     """Return a text's token ids and the model's output; raises as `tokens_of`."""
     encoded = tokens_of(tokenizer, text, model.spec.longest_sequence)
-    return encoded["input_ids"], model(**(options | {name: [row] for name, row in encoded.items()}))
+    rows: dict[str, Any] = {name: [row] for name, row in encoded.items()}
+    return encoded["input_ids"], model(**rows, **options)
 
 
 KINDS = {"not predicted": "#e8e8e8", "the mask": BLUE, "a random word": ORANGE, "kept and predicted": AMBER}

@@ -277,8 +277,14 @@ TrainingArguments.__init__ = naming_nearest()(TrainingArguments.__init__)  # typ
 
 
 SETTINGS = "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size"
-_KINDS: dict[str, Any] = {"bool": bool, "int": int, "float": int | float, "str": str, "dict[str, Any]": dict}
-_KINDS["list[dict[str, Any]]"] = list
+_KINDS: dict[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": int | float,
+    "str": str,
+    "dict[str, Any]": dict,
+    "list[dict[str, Any]]": list,
+}
 _PEERS = {"epoch", "global_step", "num_input_tokens_seen", "best_metric", "best_global_step", "best_model_checkpoint"}
 _PEERS |= {*SETTINGS, "log_history"}  # in the JSON as in transformers' TrainerState; the others are nested
 MOST_BATCHES = 2**48  # beyond any run

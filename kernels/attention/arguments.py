@@ -136,7 +136,8 @@ def _with_four_axes(relative: RelativePositions, is_packed: bool) -> RelativePos
     changes: dict[str, Any] = {name: _unit_columns(array) for name, array in tables.items() if array is not None}
     changes |= {name: four_axes(array, is_packed) for name, array in per_query.items() if array is not None}
     if is_packed and relative.segment_ids is not None:
-        changes |= {name: getattr(relative, name)[None] for name in ("segment_ids", "segment_ids_k")}
+        ids_k: Any = relative.segment_ids_k
+        changes |= {"segment_ids": relative.segment_ids[None], "segment_ids_k": ids_k[None]}
     return replace(relative, **changes)
 
 
