@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -196,6 +196,12 @@ class BinaryClassificationEvaluator(Evaluator):
         return {f"{name}_{key}": value for name, each in found.items() for key, value in each.items()}, f"{primary}_ap"
 
 
+class Teacher(Protocol):
+    """An encoder of texts, such as a `SentenceEncoder`."""
+
+    def encode(self, *args: Any, **options: Any) -> Any: ...
+
+
 class MSEEvaluator(Evaluator):
     """Compare a student's embeddings of texts with a teacher's: `negative_mse`, minus 100 times the mean square error.
 
@@ -207,7 +213,7 @@ class MSEEvaluator(Evaluator):
     """
 
     def __init__(
-        self, source_sentences: Sequence[str], target_sentences: Sequence[str], teacher_model: PromptedReader,
+        self, source_sentences: Sequence[str], target_sentences: Sequence[str], teacher_model: Teacher,
         **options: Any,
     ):  # fmt: skip
         super().__init__(**options)
@@ -244,7 +250,7 @@ class MSEEvaluatorFromDataFrame(MSEEvaluator):
     table = "mse_evaluation{}_results.csv"
 
     def __init__(
-        self, dataframe: Iterable[Mapping[str, str | None]], teacher_model: PromptedReader,
+        self, dataframe: Iterable[Mapping[str, str | None]], teacher_model: Teacher,
         combinations: Iterable[tuple[str, str]], batch_size: int = 8, **options: Any,
     ):  # fmt: skip
         Evaluator.__init__(self, batch_size=batch_size, **options)
@@ -337,7 +343,7 @@ class LabelAccuracyEvaluator(Evaluator):
         return {"accuracy": float(np.mean(is_right))}, "accuracy"
 
 
-def _encode_of(teacher: PromptedReader) -> Callable[..., Any]:
+def _encode_of(teacher: Teacher) -> Callable[..., Any]:
     if isinstance(teacher, str) or not callable(getattr(teacher, "encode", None)):
         raise TypeError(f"teacher_model is {type(teacher).__name__}, expected an encoder")
     return teacher.encode

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,19 +13,30 @@ from bertcore.kernels import checks
 from bertcore.tasks.search import semantic_search
 from bertcore.tasks.texts import checked_texts
 
-if TYPE_CHECKING:
-    from bertcore.tasks.cross_encoder import CrossEncoder
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
-
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 GONE = -np.inf  # the score of a document that is excluded
 
 
+class Retriever(Protocol):
+    """An encoder of queries and documents, such as a `SentenceEncoder`."""
+
+    def encode_query(self, *args: Any, **options: Any) -> Any: ...
+    def encode_document(self, *args: Any, **options: Any) -> Any: ...
+    def similarity(self, *args: Any) -> Any: ...
+    def similarity_pairwise(self, *args: Any) -> Any: ...
+
+
+class Reranker(Protocol):
+    """A model that scores pairs of texts, such as a `CrossEncoder`."""
+
+    def predict(self, *args: Any, **options: Any) -> Any: ...
+
+
 @naming_nearest()
 def mine_hard_negatives(
-    dataset: Any, model: SentenceEncoder, anchor_column_name: str | None = None,
+    dataset: Any, model: Retriever, anchor_column_name: str | None = None,
     positive_column_name: str | None = None, corpus: Sequence[str] | None = None,
-    cross_encoder: CrossEncoder | None = None, range_min: int = 0, range_max: int | None = None,
+    cross_encoder: Reranker | None = None, range_min: int = 0, range_max: int | None = None,
     max_score: float | None = None, min_score: float | None = None, absolute_margin: float | None = None,
     relative_margin: float | None = None, num_negatives: int = 3, sampling_strategy: str = "top",
     query_prompt_name: str | None = None, query_prompt: str | None = None, corpus_prompt_name: str | None = None,
@@ -167,16 +178,14 @@ class _Candidates:
         last = first + count * (10 if is_wide else 1) + self.most if last is None else last
         return check_count("range_max", last, check_count("range_min", first, 0) + count)
 
-    def search(
-        self, model: SentenceEncoder, queries: np.ndarray, documents: np.ndarray, count: int, at_once: int
-    ) -> None:
+    def search(self, model: Retriever, queries: np.ndarray, documents: np.ndarray, count: int, at_once: int) -> None:
         options: dict[str, Any] = {"top_k": count, "score_function": model.similarity, "query_chunk_size": at_once}
         found = semantic_search(queries, documents, **options)
         self.indices = np.array([[each["corpus_id"] for each in row] for row in found])
         self.scores = np.array([[each["score"] for each in row] for row in found], np.float32)
         self.of_positives = model.similarity_pairwise(queries[self.owners], documents[self.positives])
 
-    def rescore(self, cross_encoder: CrossEncoder, options: dict[str, int]) -> None:
+    def rescore(self, cross_encoder: Reranker, options: dict[str, int]) -> None:
         def scores(rows: np.ndarray, places: np.ndarray) -> np.ndarray:
             pairs = [(self.queries[row], self.documents[place]) for row, place in zip(rows, places, strict=True)]
             return cross_encoder.predict(pairs, **options)
