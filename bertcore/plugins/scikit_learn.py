@@ -77,10 +77,16 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
     """
 
     def __init__(
-        self, model: str | os.PathLike[str], *, dtype: str | None = None, prompt_name: str | None = None,
-        normalize_embeddings: bool = False, truncate_dim: int | None = None, truncation: bool | str = "warn",
+        self,
+        model: str | os.PathLike[str],
+        *,
+        dtype: str | None = None,
+        prompt_name: str | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        truncation: bool | str = "warn",
         batch_tokens: int = BATCH_TOKENS,
-    ):  # fmt: skip
+    ):
         self.model, self.dtype, self.prompt_name = model, dtype, prompt_name
         self.normalize_embeddings, self.truncate_dim = normalize_embeddings, truncate_dim
         self.truncation, self.batch_tokens = truncation, batch_tokens
@@ -135,10 +141,16 @@ class TextClassifier(_OfTexts, ClassifierMixin, BaseEstimator):
     """
 
     def __init__(
-        self, model: str | os.PathLike[str], *, epochs: float = 3, batch_size: int = 16, learning_rate: float = 5e-5,
-        max_length: int = LONGEST, truncation: bool | str = "warn",
+        self,
+        model: str | os.PathLike[str],
+        *,
+        epochs: float = 3,
+        batch_size: int = 16,
+        learning_rate: float = 5e-5,
+        max_length: int = LONGEST,
+        truncation: bool | str = "warn",
         random_state: int | np.random.RandomState | None = 0,
-    ):  # fmt: skip
+    ):
         self.model, self.epochs, self.batch_size, self.learning_rate = model, epochs, batch_size, learning_rate
         self.max_length, self.truncation, self.random_state = max_length, truncation, random_state
 

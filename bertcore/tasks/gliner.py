@@ -154,9 +154,15 @@ class GLiNER(Extractor):
         return self.inference([checked_text("text", text)], labels, flat_ner, threshold, multi_label)[0]
 
     def inference(
-        self, texts: str | Sequence[str], labels: Labels, flat_ner: bool = True, threshold: float = 0.5,
-        multi_label: bool = False, batch_size: int = 8, **options: Any,
-    ) -> list[list[dict[str, Any]]]:  # fmt: skip
+        self,
+        texts: str | Sequence[str],
+        labels: Labels,
+        flat_ner: bool = True,
+        threshold: float = 0.5,
+        multi_label: bool = False,
+        batch_size: int = 8,
+        **options: Any,
+    ) -> list[list[dict[str, Any]]]:
         """Return the entities of each text in a list; arguments and errors are those of `inference_stream`."""
         some = [checked_text("texts", texts)] if isinstance(texts, str) else list(checked_texts(texts))
         return list(self.inference_stream(some, labels, flat_ner, threshold, multi_label, batch_size, **options))
@@ -164,10 +170,18 @@ class GLiNER(Extractor):
     batch_predict_entities = inference
 
     def inference_stream(
-        self, texts: Iterable[str], labels: Labels, flat_ner: bool = True, threshold: float = 0.5,
-        multi_label: bool = False, batch_size: int = 8, *, batch_tokens: int = BATCH_TOKENS,
-        truncation: bool | str = "warn", show_progress_bar: bool | None = False,
-    ) -> Iterator[list[dict[str, Any]]]:  # fmt: skip
+        self,
+        texts: Iterable[str],
+        labels: Labels,
+        flat_ner: bool = True,
+        threshold: float = 0.5,
+        multi_label: bool = False,
+        batch_size: int = 8,
+        *,
+        batch_tokens: int = BATCH_TOKENS,
+        truncation: bool | str = "warn",
+        show_progress_bar: bool | None = False,
+    ) -> Iterator[list[dict[str, Any]]]:
         """Return an iterator over the entities of each text, sorted by their first characters; texts may be a stream.
 
         Args:

@@ -34,16 +34,34 @@ class Reranker(Protocol):
 
 @naming_nearest()
 def mine_hard_negatives(
-    dataset: Any, model: Retriever, anchor_column_name: str | None = None,
-    positive_column_name: str | None = None, corpus: Sequence[str] | None = None,
-    cross_encoder: Reranker | None = None, range_min: int = 0, range_max: int | None = None,
-    max_score: float | None = None, min_score: float | None = None, absolute_margin: float | None = None,
-    relative_margin: float | None = None, num_negatives: int = 3, sampling_strategy: str = "top",
-    query_prompt_name: str | None = None, query_prompt: str | None = None, corpus_prompt_name: str | None = None,
-    corpus_prompt: str | None = None, include_positives: bool = False, output_format: str = "triplet",
-    output_scores: bool = False, batch_size: int | None = None, faiss_batch_size: int = 16384, use_faiss: bool = False,
-    *, verbose: bool = True, seed: int = 0,
-) -> Any:  # fmt: skip
+    dataset: Any,
+    model: Retriever,
+    anchor_column_name: str | None = None,
+    positive_column_name: str | None = None,
+    corpus: Sequence[str] | None = None,
+    cross_encoder: Reranker | None = None,
+    range_min: int = 0,
+    range_max: int | None = None,
+    max_score: float | None = None,
+    min_score: float | None = None,
+    absolute_margin: float | None = None,
+    relative_margin: float | None = None,
+    num_negatives: int = 3,
+    sampling_strategy: str = "top",
+    query_prompt_name: str | None = None,
+    query_prompt: str | None = None,
+    corpus_prompt_name: str | None = None,
+    corpus_prompt: str | None = None,
+    include_positives: bool = False,
+    output_format: str = "triplet",
+    output_scores: bool = False,
+    batch_size: int | None = None,
+    faiss_batch_size: int = 16384,
+    use_faiss: bool = False,
+    *,
+    verbose: bool = True,
+    seed: int = 0,
+) -> Any:
     """Add to (query, answer) pairs documents that are close to the query but not its answers, as sentence-transformers.
 
     Args:

@@ -251,11 +251,21 @@ class MultiVectorEncoder(PromptedReader):
         return found[0] if isinstance(inputs, str) else found
 
     def encode_stream(
-        self, inputs: Iterable[str], *, prompt: str | None = None, prompt_name: str | None = None,
-        task: str | None = None, normalize_embeddings: bool = False, pool_factor: float = 1.0,
-        protected_tokens: int = 1, batch_size: int | None = None, device: str | None = None,
-        truncation: bool | str = "warn", batch_tokens: int = BATCH_TOKENS, show_progress_bar: bool | None = None,
-    ) -> Iterator[np.ndarray]:  # fmt: skip
+        self,
+        inputs: Iterable[str],
+        *,
+        prompt: str | None = None,
+        prompt_name: str | None = None,
+        task: str | None = None,
+        normalize_embeddings: bool = False,
+        pool_factor: float = 1.0,
+        protected_tokens: int = 1,
+        batch_size: int | None = None,
+        device: str | None = None,
+        truncation: bool | str = "warn",
+        batch_tokens: int = BATCH_TOKENS,
+        show_progress_bar: bool | None = None,
+    ) -> Iterator[np.ndarray]:
         """Return an iterator over the float32 (tokens, dim) vectors of texts, in their order; texts may be a stream.
 
         Memory is bounded by `batch_tokens`. The backend is the one that is active at this call. Arguments and errors

@@ -380,10 +380,17 @@ def _read_pooling(file: Path) -> dict[str, Any]:
 
 
 def save_sentence_encoder(
-    folder: str | os.PathLike[str], model: "Model", tokenizer: Tokenizer, *, pooling: str | Sequence[str] = "mean",
-    normalize: bool = False, max_seq_length: int | None = None, do_lower_case: bool = False,
-    prompts: Mapping[str, str] | None = None, default_prompt_name: str | None = None,
-) -> None:  # fmt: skip
+    folder: str | os.PathLike[str],
+    model: "Model",
+    tokenizer: Tokenizer,
+    *,
+    pooling: str | Sequence[str] = "mean",
+    normalize: bool = False,
+    max_seq_length: int | None = None,
+    do_lower_case: bool = False,
+    prompts: Mapping[str, str] | None = None,
+    default_prompt_name: str | None = None,
+) -> None:
     """Write a model, its tokenizer, and the settings of a sentence encoder (modules.json, 1_Pooling/config.json, ...).
 
     Args:
