@@ -386,7 +386,11 @@ class Trainer:
 
 def _weighed_for(model: Any, objective: objectives.Objective) -> objectives.Objective:
     """Return `objective` with a weight that counts the labels that the loss of `model` is a mean over."""
-    if type(objective) is objectives.Supervised and model.predicts_next_words:
+    if type(objective) is not objectives.Supervised:
+        return objective
+    if not hasattr(model, "predicts_next_words"):  # a ReplacedTokenModel has no loss of its own
+        raise ValueError(f"objective is Supervised, expected one that trains a {type(model).__name__}")
+    if model.predicts_next_words:
         return NextWords(objective.label_smoothing, objective.class_weights)
     return objective
 

@@ -8,7 +8,7 @@ from bertcore.checkpoint import CheckpointError
 from bertcore.models.generation import BLOCK, sample_words
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import preset_config
-from bertcore.training import Masking
+from bertcore.training import Masking, Trainer, TrainingArguments
 from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import ReplacedToken
 from tests.refusals import refuses
@@ -213,6 +213,11 @@ def test_models_that_do_not_go_together_are_refused():
         ReplacedTokenModel(generator(), discriminator, embeddings="shared")
     ReplacedTokenModel(generator(), discriminator)
     refuses(ValueError, "belongs to another", ReplacedTokenModel, generator(), discriminator)
+
+
+def test_a_trainer_needs_an_objective_for_the_pair(tmp_path):
+    expected = "objective is Supervised, expected one that trains a ReplacedTokenModel"
+    refuses(ValueError, expected, Trainer, ReplacedTokenModel.from_config(TINY), TrainingArguments(tmp_path))
 
 
 def test_a_part_is_not_saved_alone(tmp_path):
