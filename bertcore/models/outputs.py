@@ -1,7 +1,5 @@
 """Outputs of models; fields have transformers' names and order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import InitVar, dataclass, fields
 from typing import Any, ClassVar, TypeVar
@@ -47,7 +45,7 @@ class ModelOutput:
     hidden_states: ClassVar[Any] = None
     attentions: ClassVar[Any] = None
     projections: ClassVar[Any] = None
-    loss: Tensor | None = None
+    loss: Tensor = None
     traced: InitVar[Mapping[str, Any] | None] = None
 
     def __post_init__(self, traced: Mapping[str, Any] | None) -> None:
@@ -112,8 +110,8 @@ class EncoderOutput(ModelOutput):
         pooler_output: (sequences, hidden), for encoders with a pooler.
     """
 
-    last_hidden_state: Tensor | None = None
-    pooler_output: Tensor | None = None
+    last_hidden_state: Tensor = None
+    pooler_output: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -125,7 +123,7 @@ class LogitsOutput(ModelOutput):
             (sequences, choices), or for replaced tokens (sequences, length).
     """
 
-    logits: Tensor | None = None
+    logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -137,9 +135,9 @@ class SpanBoundaryOutput(ModelOutput):
         logits: of the language model, (sequences, length, vocabulary); zero at padding.
     """
 
-    mlm_loss: Tensor | None = None
-    sbo_loss: Tensor | None = None
-    logits: Tensor | None = None
+    mlm_loss: Tensor = None
+    sbo_loss: Tensor = None
+    logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -151,9 +149,9 @@ class PreTrainingOutput(ModelOutput):
         seq_relationship_logits, sop_logits: of next sentence (BERT) or sentence order (ALBERT), (sequences, 2).
     """
 
-    prediction_logits: Tensor | None = None
-    seq_relationship_logits: Tensor | None = None
-    sop_logits: Tensor | None = None
+    prediction_logits: Tensor = None
+    seq_relationship_logits: Tensor = None
+    sop_logits: Tensor = None
 
 
 @dataclass(eq=False, kw_only=True)
@@ -168,12 +166,12 @@ class ReplacedTokensOutput(ModelOutput):
         replaced: 1 for replaced tokens, 0 for original ones, -100 at padding, (sequences, length).
     """
 
-    generator_loss: Tensor | None = None
-    discriminator_loss: Tensor | None = None
-    generator_logits: Tensor | None = None
-    logits: Tensor | None = None
-    given_ids: Tensor | None = None
-    replaced: Tensor | None = None
+    generator_loss: Tensor = None
+    discriminator_loss: Tensor = None
+    generator_logits: Tensor = None
+    logits: Tensor = None
+    given_ids: Tensor = None
+    replaced: Tensor = None
 
     def predictions(self) -> tuple[Any, ...]:
         """Return the scores of both models, and the discriminator's targets."""
@@ -188,5 +186,5 @@ class QuestionAnsweringOutput(ModelOutput):
         start_logits, end_logits: (sequences, length); zero at padding.
     """
 
-    start_logits: Tensor | None = None
-    end_logits: Tensor | None = None
+    start_logits: Tensor = None
+    end_logits: Tensor = None
