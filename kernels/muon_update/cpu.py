@@ -13,9 +13,8 @@ import math
 import numpy as np
 
 from .._numba import LEVEL, addresses_of, as_kernel_array, empty, helper, kernel, num_threads, parallel_kernel, region
-from .._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
 from .._numba.products.panels import pack_panel
-from .._numba.products.tile import make_tile, transpose_block
+from .._numba.products.tile import COLUMN_PANEL_VECTORS, COLUMN_TILE_ROWS, make_tile, transpose_block
 from .._numba.rows import share
 from .._numba.simd import itemsize, lanes, load, pointer, pointer_at, store
 from ..clip_norm.cpu import joint_norm
@@ -23,7 +22,7 @@ from .reference import COEFFICIENTS, EPS, STEPS, rate_of
 
 PART = 256  # of the depth that a task packs, or multiplies by a panel, at once
 
-_tile, _narrow_tile = (make_tile(WEIGHT_TILE_ROWS, vectors) for vectors in (WEIGHT_PANEL_VECTORS, 1))
+_tile, _narrow_tile = (make_tile(COLUMN_TILE_ROWS, vectors) for vectors in (COLUMN_PANEL_VECTORS, 1))
 
 
 def muon_update(sets, lr, beta, weight_decay, grad_scale):
@@ -33,7 +32,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
         return
     dtype, tasks = sets[0][0].dtype, num_threads()
     coefficients, momentum_numbers = np.array(COEFFICIENTS, dtype), np.array([beta, 1 - beta, grad_scale], dtype)
-    width = math.lcm(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize)
+    width = math.lcm(COLUMN_TILE_ROWS, COLUMN_PANEL_VECTORS * LEVEL.vector_bytes // dtype.itemsize)
     for parameter, grad, momentum in sets:
         if not parameter.size:
             continue
@@ -42,7 +41,7 @@ def muon_update(sets, lr, beta, weight_decay, grad_scale):
         _move_momentum(addresses, direction, momentum_numbers, tasks)
         numbers = 1 / max(float(joint_norm([direction])), EPS), 1 - lr * weight_decay, rate_of(parameter.shape, lr)
         size, depth = min(parameter.shape), max(parameter.shape)
-        panels, whole_depth = -(-size // width), -(-depth // WEIGHT_TILE_ROWS) * WEIGHT_TILE_ROWS
+        panels, whole_depth = -(-size // width), -(-depth // COLUMN_TILE_ROWS) * COLUMN_TILE_ROWS
         x = empty((2, panels, whole_depth, width), dtype)
         squares = empty((4, panels, panels * width, width), dtype)
         _move_matrix(addresses, direction, np.array(numbers, dtype), x, squares, coefficients, tasks)
@@ -121,9 +120,9 @@ def _multiply_block(left, right, depth, output, i, j):
     width = output.shape[2]
     x, y = pointer(left, i * left.shape[1] * width), pointer(right, j * right.shape[1] * width)
     c = pointer(output, (j * output.shape[1] + i * width) * width)
-    for first in range(0, width, WEIGHT_TILE_ROWS):
-        a, end, last = pointer(x, first), width if i > j else first + WEIGHT_TILE_ROWS, WEIGHT_TILE_ROWS - 1
-        for column in range(0, end, WEIGHT_PANEL_VECTORS * lanes(c)):
+    for first in range(0, width, COLUMN_TILE_ROWS):
+        a, end, last = pointer(x, first), width if i > j else first + COLUMN_TILE_ROWS, COLUMN_TILE_ROWS - 1
+        for column in range(0, end, COLUMN_PANEL_VECTORS * lanes(c)):
             b, sums = pointer(y, column), pointer(c, first * width + column)
             if end - column <= lanes(c):
                 _narrow_tile(a, 1, width, last, b, width, depth, sums, width, False)
@@ -170,9 +169,9 @@ def _multiply(x, factor, depth, output, task, tasks):
     parts = (depth + PART - 1) // PART
     for part in range(share(panels * parts, task, tasks), share(panels * parts, task + 1, tasks)):
         p, first = part // parts, part % parts * PART
-        for k in range(first, min(first + PART, depth), WEIGHT_TILE_ROWS):
-            last = min(WEIGHT_TILE_ROWS, depth - k) - 1
-            for column in range(0, width, WEIGHT_PANEL_VECTORS * lanes(x)):
+        for k in range(first, min(first + PART, depth), COLUMN_TILE_ROWS):
+            last = min(COLUMN_TILE_ROWS, depth - k) - 1
+            for column in range(0, width, COLUMN_PANEL_VECTORS * lanes(x)):
                 c = pointer(output, (p * rows + k) * width + column)
                 for q in range(panels):
                     a = pointer(x, (q * rows + k) * width)

@@ -23,19 +23,26 @@ from ..rows import share, take_task
 from ..simd import aligned, itemsize, lanes, pointer, pointer_as, prefetch
 from .epilogue import apply_epilogue, prefetch_tile
 from .panels import are_grouped, are_widened, depth_of, multiply_and_widen, words_of
-from .tile import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_fetching_tile, make_output_tile, make_row_packer
+from .tile import (
+    WEIGHT_PANEL_VECTORS,
+    WEIGHT_TILE_ROWS,
+    group_rows,
+    make_fetching_tile,
+    make_output_tile,
+    make_row_packer,
+)
 
-TASK_ROWS = 128
+TASK_ROWS = 128 // WEIGHT_TILE_ROWS * WEIGHT_TILE_ROWS
 CHUNK_DEPTH = 768  # words of a panel at once, or of the widened one: 150 KB of the second-level cache
 # Lines of scratch, as wide as a panel, before packed rows, by whether panels are widened.
 _LINES = {False: TASK_ROWS, True: TASK_ROWS + CHUNK_DEPTH + 1}
 # From so many rows of a task on, the first tile stores its widened panel for the others; for fewer storing costs more.
 WIDENED_ROWS = 3 * WEIGHT_TILE_ROWS
 
-_HALF_ROWS = WEIGHT_TILE_ROWS // 2
+_SHORT_ROWS = 4  # of the tile for the last rows
 _IS_WIDENED = {np.uint8: True, np.uint16: not isa.LEVEL.bfloat16_dot, np.int8: isa.has_pair_dot()}  # by panels' dtype
 _full_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
-_half_tile = make_fetching_tile(_HALF_ROWS, WEIGHT_PANEL_VECTORS)
+_short_tile = make_fetching_tile(_SHORT_ROWS, WEIGHT_PANEL_VECTORS)
 _row_tile = make_fetching_tile(1, WEIGHT_PANEL_VECTORS)
 _output_tile = make_output_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
 _packed_tile = make_fetching_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS, packed=True)
@@ -75,12 +82,18 @@ def _word_size(panels):
     return lambda panels: count
 
 
+@by_types(inline=True)
+def _group_rows(sums):
+    count = group_rows(sums.dtype.bitwidth // 8)
+    return lambda sums: count
+
+
 @helper
 def run_product(a, strides, panels, output, epilogue, scaling, counter, scratch):
     """Compute tasks of output = activation(a @ panels + bias) + residual until none is left.
 
     Args:
-        a: an array read as flat memory; its rows come in groups of n = max(WEIGHT_TILE_ROWS, lanes of the sums).
+        a: an array read as flat memory; its rows come in groups of n, see `group_rows`.
         strides: (row, column, group) in words: element (i, k) lies at i // n * group + i % n * row + k * column. In
             wide words if panels are widened; column is 1 then, and row the depth.
         panels: (panels, depth, width), in words along the depth.
@@ -207,7 +220,7 @@ def _multiply_chunk(lying, own, panel, chunk, output, place, epilogue, scaling, 
 def _row_of(a, strides, i, k, panel, output):
     """Point at word k of row i, a tile's first, of the left operand, in words of the panel."""
     start, _, column, group = strides
-    n = max(WEIGHT_TILE_ROWS, lanes(output))
+    n = _group_rows(output)
     return pointer(a, (i // n * group + i % n * start + k * column) * _word_size(panel))
 
 
@@ -235,12 +248,12 @@ def _multiply_rows(a, strides, panel, chunk, output, place, epilogue, scaling, s
 def _multiply_tile(a, row, column, count, panel, depth, sums, accumulate, ahead, step):
     """Compute sums (+)= the product of `count` rows of a with a block of a panel."""
     width = WEIGHT_PANEL_VECTORS * lanes(sums)
-    if count > _HALF_ROWS and lie_packed(row, column):
+    if count > _SHORT_ROWS and lie_packed(row, column):
         _packed_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
-    elif count > _HALF_ROWS:
+    elif count > _SHORT_ROWS:
         _full_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
     elif count > 1:
-        _half_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
+        _short_tile(a, row, column, count - 1, panel, width, depth, sums, width, accumulate, ahead, step)
     else:
         _row_tile(a, row, column, 0, panel, width, depth, sums, width, accumulate, ahead, step)
 
@@ -325,6 +338,6 @@ def pack_rows(a, strides, first, last, panels, memory):
                 at = min(k, depth - lanes(memory))
                 target = pointer(packed, i * depth + at * WEIGHT_TILE_ROWS)
                 _pack_tile(pointer(words, i * depth + at), depth, last - 1 - i, target)
-        return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, max(WEIGHT_TILE_ROWS, lanes(memory)) * depth)
+        return pointer_as(packed, a), (depth, 1, WEIGHT_TILE_ROWS, _group_rows(memory) * depth)
 
     return pack if are_packed(a, panels) else lambda a, strides, first, last, panels, memory: (a, strides)

@@ -5,6 +5,8 @@ after the other along the depth: an element depends neither on the tile's shape 
 the same bits alone and in any batch.
 """
 
+import math
+
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once
@@ -28,17 +30,26 @@ from .dot import BLOCK, BLOCK_WORDS, GROUP, GroupDot, PairDot, dot_of
 
 INT = ir.IntType(64)
 
-# The vector registers hold the sums of a weight's largest tile, a row of its panel and a broadcast.
-WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
+# The vector registers hold the sums of a weight's largest tile, a row of its panel and a broadcast; 16 registers also a
+# product of pairs (PairDot). Tiles of 4 rows and 3 vectors would spill them: int8 takes 1.5 times as long.
+WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (6, 2)
+# Tiles of products of columns: a power of two of them, which share a cache line.
+COLUMN_TILE_ROWS, COLUMN_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 
-# Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows, more help none.
-FETCHED_LINES = 2
+# Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows, more help none. A
+# row of a panel is three lines with AVX-512, one with AVX2.
+FETCHED_LINES = 2 if isa.LEVEL.vector_bytes == CACHE_LINE else 1
 # Steps of the depth that a fetching tile prefetches its own panel ahead, into the first-level cache, with AVX-512: 1 to
 # 8 % less time.
 PANEL_AHEAD = 16
 # Steps of the depth in one iteration of the loop of a tile of packed rows. Its panel is left to the hardware
 # prefetcher, which follows one stream of rows and one of the panel.
 PACKED_STEPS = 4
+
+
+def group_rows(itemsize):
+    """Return the rows of a group of a left operand: whole tiles, and whole vectors so that it can be packed."""
+    return math.lcm(WEIGHT_TILE_ROWS, isa.LEVEL.vector_bytes // itemsize)
 
 
 def make_tile(rows, vectors):

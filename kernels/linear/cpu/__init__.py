@@ -30,9 +30,10 @@ from ..._numba.low_precision import (
     store_nearest_bfloat16,
     whole_depth,
 )
-from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, make_scratch, run_product
+from ..._numba.products import WEIGHT_PANEL_VECTORS, make_scratch, run_product
 from ..._numba.products.epilogue import epilogue_pointers
 from ..._numba.products.panels import pack_groups, pack_panel, prefetch_rows, unpack_groups
+from ..._numba.products.tile import group_rows
 from ..._numba.rows import BLOCK_ROWS, add_lines, block_count, share, sum_blocks, task_count
 from ..._numba.simd import first_lanes, lanes, load_masked, pointer, pointer_at, wide_pointer
 from ...activation_names import NO_ACTIVATION, activation_code
@@ -292,8 +293,7 @@ def _multiply_rows(a, panels, columns, bias, activation, residual):
     """Return activation(a @ panels + bias) + residual of floats."""
     rows = as_kernel_array(a if a.shape[1] else np.zeros((len(a), 1), a.dtype))
     depth = rows.shape[1]
-    # A group of rows is whole tiles, and whole vectors so that it can be packed.
-    strides = depth, 1, depth * max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // rows.itemsize)
+    strides = depth, 1, depth * group_rows(rows.itemsize)
     return _multiply(rows, strides, len(a), panels, columns, bias, activation, residual, rows.dtype)
 
 

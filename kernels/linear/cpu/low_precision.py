@@ -23,14 +23,14 @@ from ..._numba import (
 from ..._numba.compile.isa import WORD_BYTES, has_pair_dot
 from ..._numba.low_precision import DEPTH_WORDS, STRIP_ROWS, quantize_row_to, round_row_to
 from ..._numba.low_precision.operands import as_words, lay_depth
-from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS, run_product
+from ..._numba.products import WEIGHT_PANEL_VECTORS, run_product
 from ..._numba.products.epilogue import epilogue_pointers
-from ..._numba.products.tile import transpose_block
+from ..._numba.products.tile import group_rows, transpose_block
 from ..._numba.rows import share
 from ..._numba.simd import broadcast, lanes, pointer, store
 from ...activation_names import ROUGH_GELU, activation_code
 
-GROUP_ROWS = max(WEIGHT_TILE_ROWS, LEVEL.vector_bytes // 4)  # of rows of words, see run_product
+GROUP_ROWS = group_rows(4)  # of words
 _LEVELS_PER_WORD = 2 if has_pair_dot() else WORD_BYTES  # two if panels are widened to pairs
 HAS_PAIRS = WORD_BYTES == 4  # elsewhere a word has four bfloat16
 CHUNK = 32  # rows at once: the depth of a tile in bfloat16

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..._numba import LEVEL, as_kernel_array, empty, helper, inline_helper, num_threads, parallel_kernel
 from ..._numba.memory import CACHE_LINE
-from ..._numba.products import WEIGHT_PANEL_VECTORS, WEIGHT_TILE_ROWS
 from ..._numba.products.epilogue import prefetch_tile
-from ..._numba.products.tile import make_tile
+from ..._numba.products.tile import COLUMN_PANEL_VECTORS, COLUMN_TILE_ROWS, make_tile
 from ..._numba.rows import BLOCK_ROWS, rounded_up, share
 from ..._numba.simd import (
     aligned,
@@ -37,7 +36,7 @@ STRIP = 64  # columns of grad_output
 PART = 1 << (20 if LEVEL.vector_bytes >= 64 else 18)
 PART_COLUMNS = 768  # more would leave a part so few rows that writing panels takes a fifth of the time
 
-_tile = make_tile(WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS)
+_tile = make_tile(COLUMN_TILE_ROWS, COLUMN_PANEL_VECTORS)
 
 
 def product_of_columns(a, b, needs_sums):
@@ -46,11 +45,11 @@ def product_of_columns(a, b, needs_sums):
     if not len(a) or not output.size:
         output[...] = 0
         return output, a.sum(axis=0) if needs_sums else None
-    tasks = min(num_threads(), -(-a.shape[1] // WEIGHT_TILE_ROWS))
-    width = WEIGHT_PANEL_VECTORS * LEVEL.vector_bytes // a.dtype.itemsize
+    tasks = min(num_threads(), -(-a.shape[1] // COLUMN_TILE_ROWS))
+    width = COLUMN_PANEL_VECTORS * LEVEL.vector_bytes // a.dtype.itemsize
     laid = -(-min(b.shape[1], PART_COLUMNS) // width) * width + STRIP
     # Of each task: panels, a strip, a tile, and alignment to a cache line.
-    size = CHUNK_ROWS * laid + WEIGHT_TILE_ROWS * width + CACHE_LINE // a.dtype.itemsize
+    size = CHUNK_ROWS * laid + COLUMN_TILE_ROWS * width + CACHE_LINE // a.dtype.itemsize
     scratch = empty((tasks, size), a.dtype)
     _multiply_columns(as_kernel_array(a), as_kernel_array(b), output, total, scratch, tasks)
     return output, total.astype(a.dtype, copy=False) if needs_sums else None
@@ -62,8 +61,8 @@ def product_of_columns(a, b, needs_sums):
 @parallel_kernel
 def _multiply_columns(a, b, output, total, scratch, task, tasks):
     rows, columns = output.shape
-    tiles = (rows + WEIGHT_TILE_ROWS - 1) // WEIGHT_TILE_ROWS
-    first, end = share(tiles, task, tasks) * WEIGHT_TILE_ROWS, share(tiles, task + 1, tasks) * WEIGHT_TILE_ROWS
+    tiles = (rows + COLUMN_TILE_ROWS - 1) // COLUMN_TILE_ROWS
+    first, end = share(tiles, task, tasks) * COLUMN_TILE_ROWS, share(tiles, task + 1, tasks) * COLUMN_TILE_ROWS
     end = min(end, rows)
     for j in range(0, columns, PART_COLUMNS):
         part_columns = min(PART_COLUMNS, columns - j)
@@ -79,7 +78,7 @@ def _multiply_part(a, b, output, total, rows, columns, panels):
 
     With the first columns, unless `total` is empty, also the sums of the columns of `a` for these rows.
     """
-    (top, bottom), (left, right), width = rows, columns, WEIGHT_PANEL_VECTORS * lanes(output)
+    (top, bottom), (left, right), width = rows, columns, COLUMN_PANEL_VECTORS * lanes(output)
     strip = pointer(panels, rounded_up(right - left, width) * CHUNK_ROWS)
     spare = pointer(strip, STRIP * CHUNK_ROWS)
     for k in range(0, len(a), CHUNK_ROWS):
@@ -126,12 +125,12 @@ def _sum_columns(source, row, depth, columns, total, spare):
 @helper
 def _multiply_strip(strip, count, panel, depth, output, i, j, accumulate, spare):
     """Compute output[i:, j:] (+)= the product of the `count` columns of a strip with a panel."""
-    columns, width, group = output.shape[1], WEIGHT_PANEL_VECTORS * lanes(output), CACHE_LINE // itemsize(output)
-    for first in range(0, count, WEIGHT_TILE_ROWS):
+    columns, width, group = output.shape[1], COLUMN_PANEL_VECTORS * lanes(output), CACHE_LINE // itemsize(output)
+    for first in range(0, count, COLUMN_TILE_ROWS):
         a, c = pointer(strip, first // group * group * CHUNK_ROWS + first % group), (i + first) * columns + j
-        rows, inside = min(count - first, WEIGHT_TILE_ROWS), min(columns - j, width)
+        rows, inside = min(count - first, COLUMN_TILE_ROWS), min(columns - j, width)
         prefetch_tile(output, i + first, rows, j, inside)
-        if rows == WEIGHT_TILE_ROWS and inside == width:
+        if rows == COLUMN_TILE_ROWS and inside == width:
             _tile(a, 1, group, rows - 1, panel, width, depth, pointer(output, c), columns, accumulate)
         else:
             _tile(a, 1, group, rows - 1, panel, width, depth, spare, width, False)
