@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore.arguments import check_count, check_list
-from bertcore.evaluation.evaluator import Evaluator, Metrics, checked_numbers, correlations, of_ranking, of_thresholds
+from bertcore.evaluation.evaluator import Evaluator, Metrics, checked_numbers, correlations, of_rankings, of_thresholds
 from bertcore.kernels import checks
 from bertcore.tasks.texts import checked_text, listed_texts
 
@@ -40,10 +40,17 @@ class PairsEvaluator(Evaluator):
         if not self.sentence_pairs:
             raise ValueError("sentence_pairs is empty, expected at least one pair")
 
-    def predictions(self, model: CrossEncoder, pairs: Sequence[Sequence[str]]) -> np.ndarray:
-        """Return the scores of pairs: (pairs,), or (pairs, labels)."""
+    def predictions(self, model: CrossEncoder) -> np.ndarray:
+        """Return the scores of the pairs: (pairs,), or (pairs, labels)."""
         options = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
-        return np.asarray(model.predict(pairs, prompt_name=self.prompt_name, **options))
+        return np.asarray(model.predict(self.sentence_pairs, prompt_name=self.prompt_name, **options))
+
+    def scores_of(self, model: CrossEncoder) -> np.ndarray:
+        """Return the scores of the pairs, (pairs,) in float64. Raises ValueError for a model of several labels."""
+        scores = self.predictions(model)
+        if scores.ndim != 1:
+            raise ValueError(f"the model has {scores.shape[1]} labels, expected one")
+        return scores.astype(np.float64)
 
     def columns(self, found: Metrics) -> Metrics:
         """Return the metrics with their names in the spelling of sentence-transformers' tables."""
@@ -77,7 +84,7 @@ class CrossEncoderClassificationEvaluator(PairsEvaluator):
         return super().columns({f"{kind}_f1" if (kind := name[3:]) in means else name: found[name] for name in found})
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
-        scores = self.predictions(model, self.sentence_pairs)
+        scores = self.predictions(model)
         if scores.ndim == 1:
             if self.labels.max() > 1:
                 raise ValueError("labels has numbers above 1, expected 0 and 1: the model has one label")
@@ -114,11 +121,8 @@ class CrossEncoderCorrelationEvaluator(PairsEvaluator):
         return {f"{name.title()}_Correlation": value for name, value in found.items()}
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
-        """Raise ValueError for a model of several labels, ImportError without SciPy."""
-        scores = self.predictions(model, self.sentence_pairs)
-        if scores.ndim != 1:
-            raise ValueError(f"the model has {scores.shape[1]} labels, expected one")
-        return correlations(scores.astype(np.float64), self.scores), "spearman"
+        """Raise ImportError without SciPy."""
+        return correlations(self.scores_of(model), self.scores), "spearman"
 
 
 class CrossEncoderRerankingEvaluator(PairsEvaluator):
@@ -178,17 +182,9 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
         return {name.upper(): value for name, value in found.items() if not name.startswith("base_")}
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
-        names = ("map", f"mrr@{self.at_k}", f"ndcg@{self.at_k}")
-        scores = self.predictions(model, self.sentence_pairs).astype(np.float64)
-        if scores.ndim != 1:
-            raise ValueError(f"the model has {scores.shape[1]} labels, expected one")
-        parts = np.split(scores, np.cumsum([len(each) for each in self.rankings])[:-1])
-        found = dict(zip(names, self._means(self.rankings, parts), strict=True))
+        parts = np.split(self.scores_of(model), np.cumsum([len(each) for each in self.rankings])[:-1])
+        found = of_rankings(self.rankings, parts, self.at_k)
         if self.base:
-            means = self._means(self.base, [-np.arange(len(each), dtype=np.float64) for each in self.base])
-            found |= {f"base_{name}": value for name, value in zip(names, means, strict=True)}
-        return found, names[-1]
-
-    def _means(self, rankings: list[np.ndarray], scores: list[np.ndarray]) -> list[float]:
-        each = [of_ranking(are, some, self.at_k) for are, some in zip(rankings, scores, strict=True)]
-        return [float(mean) for mean in np.mean(each, axis=0)]
+            orders = [-np.arange(len(each), dtype=np.float64) for each in self.base]
+            found |= {f"base_{name}": mean for name, mean in of_rankings(self.base, orders, self.at_k).items()}
+        return found, f"ndcg@{self.at_k}"

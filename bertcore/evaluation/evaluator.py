@@ -174,16 +174,18 @@ def ndcg(is_right: np.ndarray, scores: np.ndarray, k: int) -> float:
     return float(gains.sum() / discounts[: is_right.sum()].sum())
 
 
-def of_ranking(is_right: np.ndarray, scores: np.ndarray, k: int) -> tuple[float, float, float]:
-    """Return the average precision, and of the first k the reciprocal rank and the normalised gain; 0 without answers.
+def of_rankings(rankings: Iterable[np.ndarray], scores: Iterable[np.ndarray], k: int) -> Metrics:
+    """Return the means of the average precision, and of the first k the reciprocal rank and the normalised gain.
 
-    Equal scores count in their order in the reciprocal rank.
+    Rankings without an answer count as 0. Equal scores count in their order in the reciprocal rank.
     """
-    if not is_right.any():
-        return 0.0, 0.0, 0.0
-    ranks = np.flatnonzero(is_right[np.argsort(-scores, kind="stable")][:k])
-    reciprocal = 1 / (ranks[0] + 1) if len(ranks) else 0.0
-    return average_precision(is_right, scores), reciprocal, ndcg(is_right, scores, k)
+    found = []
+    for is_right, some in zip(rankings, scores, strict=True):
+        ranks = np.flatnonzero(is_right[np.argsort(-some, kind="stable")][:k])
+        reciprocal = 1 / (ranks[0] + 1) if len(ranks) else 0.0
+        precision, gain = (average_precision(is_right, some), ndcg(is_right, some, k)) if is_right.any() else (0.0, 0.0)
+        found.append((precision, reciprocal, gain))
+    return dict(zip(("map", f"mrr@{k}", f"ndcg@{k}"), np.mean(found, axis=0).tolist(), strict=True))
 
 
 def correlations(first: np.ndarray, second: np.ndarray) -> Metrics:

@@ -85,9 +85,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         found: dict[str, Metrics] = {}
         for name, score in _pair_scores(model, self.similarity_fn_names).items():
             found[name] = correlations(np.asarray(score(*pairs), np.float64), self.scores)
-        primary = _with_best(found, self.main_similarity)
-        metrics = {f"{metric}_{name}": value for name, each in found.items() for metric, value in each.items()}
-        return metrics, f"spearman_{primary}"
+        return _named(found, self.main_similarity, "spearman", "{metric}_{name}")
 
 
 class TripletEvaluator(Evaluator):
@@ -141,8 +139,7 @@ class TripletEvaluator(Evaluator):
         for name, score in _pair_scores(model, self.similarity_fn_names).items():
             is_nearer = score(asked, right) > score(asked, wrong) + self.margin.get(name, 0.0)
             found[name] = {"accuracy": float(is_nearer.mean(dtype=np.float64))}
-        primary = _with_best(found, self.main_similarity_function)
-        return {f"{name}_accuracy": each["accuracy"] for name, each in found.items()}, f"{primary}_accuracy"
+        return _named(found, self.main_similarity_function, "accuracy")
 
 
 class BinaryClassificationEvaluator(Evaluator):
@@ -192,8 +189,7 @@ class BinaryClassificationEvaluator(Evaluator):
             sign = -1.0 if name in ("euclidean", "manhattan") else 1.0  # a distance's threshold
             metrics = of_thresholds(score(_rows(rows, first), _rows(rows, second)), self.labels)
             found[name] = metrics | {key: sign * metrics[key] for key in ("accuracy_threshold", "f1_threshold")}
-        primary = _with_best(found, None)
-        return {f"{name}_{key}": value for name, each in found.items() for key, value in each.items()}, f"{primary}_ap"
+        return _named(found, None, "ap")
 
 
 class Teacher(Protocol):
@@ -389,12 +385,15 @@ def _pair_scores(model: PromptedReader, names: Sequence[str]) -> dict[str, Score
     return {name: of_dense(SIMILARITIES[name].of_pairs) for name in names}
 
 
-def _with_best(found: dict[str, Metrics], main: str | None) -> str:
-    """Add each metric's maximum over several similarities as "max"; return the primary similarity."""
+def _named(
+    found: dict[str, Metrics], main: str | None, primary: str, form: str = "{name}_{metric}"
+) -> tuple[Metrics, str]:
+    """Return the metrics by name, with the maximum of several similarities as "max", and the primary metric's name."""
     if len(found) > 1:
         first = next(iter(found.values()))
         found["max"] = {metric: max(each[metric] for each in found.values()) for metric in first}
-    return main or list(found)[-1]
+    metrics = {form.format(name=name, metric=key): value for name, each in found.items() for key, value in each.items()}
+    return metrics, form.format(name=main or list(found)[-1], metric=primary)
 
 
 def _turned(found: Metrics) -> Metrics:

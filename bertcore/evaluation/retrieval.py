@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertcore.arguments import check_count, check_function, check_list, check_mapping
-from bertcore.evaluation.evaluator import Evaluator, Metrics, Score, by_threshold, given, of_dense, of_ranking
+from bertcore.evaluation.evaluator import Evaluator, Metrics, Score, by_threshold, given, of_dense, of_rankings
 from bertcore.tasks.search import BestRows, checked_scores, paraphrase_mining
 from bertcore.tasks.similarity import cos_sim
 from bertcore.tasks.texts import checked_text, checked_texts, listed_texts
@@ -201,11 +201,8 @@ class RerankingEvaluator(Evaluator):
         return {name.upper(): value for name, value in found.items()}
 
     def metrics(self, model: PromptedReader | CrossEncoder) -> tuple[Metrics, str]:
-        found = []
-        for (_, documents, right), scores in zip(self.samples, self._scores(model), strict=True):
-            found.append(of_ranking(np.arange(len(documents)) < right, scores, self.at_k))
-        means = np.mean(found, axis=0).tolist()
-        return dict(zip(("map", f"mrr@{self.at_k}", f"ndcg@{self.at_k}"), means, strict=True)), f"ndcg@{self.at_k}"
+        rankings = [np.arange(len(documents)) < right for _, documents, right in self.samples]
+        return of_rankings(rankings, self._scores(model), self.at_k), f"ndcg@{self.at_k}"
 
     def _scores(self, model: Any) -> Iterable[np.ndarray]:
         documents = [text for _, texts, _ in self.samples for text in texts]
