@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
@@ -247,54 +246,48 @@ class LossPlot(TrainerCallback):
             replace(new, file)
 
 
+Writer = tuple[Callable[..., object], Callable[[], object]]
+
+
 class Report(TrainerCallback):
     """Base class of reports by another package: open during a run, and for each line of the log outside of one."""
 
-    _writer: Any = None
+    _open: Writer | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._writer = self.opened(args)
+        self._open = self.opened(args)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         logs = dict(event["logs"])
-        writer = self._writer or self.opened(args)
+        write, close = self._open or self.opened(args)
         try:
-            self.write(writer, logs, logs.pop("step"))
+            write(logs, step=logs.pop("step"))
         finally:
-            if self._writer is None:
-                self.close(writer)
+            if self._open is None:
+                close()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self.close(self._writer)
-        self._writer = None
+        self._open[1]()
+        self._open = None
 
-    def opened(self, args: TrainingArguments) -> Any:
-        """Return the object that writes, which continues the earlier report of this object."""
-        raise NotImplementedError
-
-    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
-        """Write a line of the log."""
-        raise NotImplementedError
-
-    def close(self, writer: Any) -> None:
-        """End the report until it is opened again."""
+    def opened(self, args: TrainingArguments) -> Writer:
+        """Return functions that write a line of the log, and end the report until this object continues it."""
         raise NotImplementedError
 
 
 class TensorBoard(Report):
     """Write the numbers of the log as TensorBoard scalars to the folder `runs` of the output."""
 
-    def opened(self, args: TrainingArguments) -> Any:
-        from tensorboard.summary import Writer
+    def opened(self, args: TrainingArguments) -> Writer:
+        from tensorboard import summary
 
-        return Writer(str(Path(args.output_dir) / TENSORBOARD_NAME / (args.run_name or "")))
+        writer = summary.Writer(str(Path(args.output_dir) / TENSORBOARD_NAME / (args.run_name or "")))
 
-    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
-        for name, value in logs.items():
-            writer.add_scalar(name, value, step)
+        def write(logs: dict[str, float], step: int) -> None:
+            for name, value in logs.items():
+                writer.add_scalar(name, value, step)
 
-    def close(self, writer: Any) -> None:
-        writer.close()
+        return write, writer.close
 
 
 class WeightsAndBiases(Report):
@@ -302,19 +295,13 @@ class WeightsAndBiases(Report):
 
     _id: str | None = None
 
-    def opened(self, args: TrainingArguments) -> Any:
+    def opened(self, args: TrainingArguments) -> Writer:
         import wandb
 
         how = {"name": args.run_name, "config": _settings(args), "id": self._id, "resume": "allow"}
         run = wandb.init(dir=str(args.output_dir), **how)
         self._id = run.id
-        return run
-
-    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
-        writer.log(logs, step=step)
-
-    def close(self, writer: Any) -> None:
-        writer.finish()
+        return run.log, run.finish
 
 
 class MLflow(Report):
@@ -322,25 +309,19 @@ class MLflow(Report):
 
     _id: str | None = None
 
-    def opened(self, args: TrainingArguments) -> Any:
+    def opened(self, args: TrainingArguments) -> Writer:
         import mlflow
 
         run = mlflow.start_run(run_id=self._id, run_name=args.run_name)
         if self._id is None:
             mlflow.log_params(_settings(args))
         self._id = run.info.run_id
-        return mlflow
-
-    def write(self, writer: Any, logs: dict[str, float], step: int) -> None:
-        writer.log_metrics(logs, step=step)
-
-    def close(self, writer: Any) -> None:
-        writer.end_run()
+        return mlflow.log_metrics, mlflow.end_run
 
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:
-    values = {each.name: getattr(args, each.name) for each in fields(args)}
-    return {name: each if isinstance(each, int | float | str | None) else str(each) for name, each in values.items()}
+    values = args.to_dict().items()
+    return {name: each if isinstance(each, int | float | str | None) else str(each) for name, each in values}
 
 
 _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {
