@@ -143,18 +143,18 @@ class Optimizer:
 
     def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
         """Change the arrays of a group's parameters in place, at the step of this number."""
-        sets: list[tuple[Array, ...]] = []
         rule = "adamw" if self.rule == "lamb" and group.is_excluded else self.rule
-        for parameter, array, grad in parts:
-            whole = array, grad, *(self._moments.get(parameter) or self._moments_of(parameter, array))
-            if rule == "adamw":  # element by element
-                sets.append(whole)
-            else:  # depends on the norms of the tensors
-                sets += zip(*map(parameter.pieces, whole), strict=True)
-        if sets:
+        if lists := self._lists(parts, by_tensor=rule != "adamw"):  # others depend on the norms of the tensors
             options: dict[str, Any] = {"lr": group.lr, "weight_decay": group.weight_decay, "step": number, "rule": rule}
-            lists = map(list, zip(*sets, strict=True))
             kernels.adam_update(*lists, betas=self.betas, eps=self.eps, grad_scale=scale, **options)
+
+    def _lists(self, parts: list[Update], *, by_tensor: bool) -> list[list[Array]]:
+        """Return lists of the parameters' values, gradients and moments, on request in pieces by tensor."""
+        sets: list[tuple[Array, ...]] = []
+        for parameter, array, grad in parts:
+            whole = array, grad, *self._moments_of(parameter, array)
+            sets += zip(*map(parameter.pieces, whole), strict=True) if by_tensor else [whole]
+        return list(map(list, zip(*sets, strict=True)))
 
     def _kinds(self, parameter: Parameter) -> tuple[str, ...]:
         """Return the names of the moments kept for `parameter`, arrays of its shape."""
@@ -192,12 +192,11 @@ class Optimizer:
         moments, known = {}, {"step_count"}
         for parameter in parameters:
             kinds = self._kinds(parameter)
-            names = [[f"{kind}.{name}" for name in parameter.names] for kind in kinds]
-            if not any(name in state for part in names for name in part):
+            expected = {f"{kind}.{name}": shape for kind in kinds for name, shape in parameter.expected.items()}
+            if expected.keys().isdisjoint(state):
                 continue  # frozen, or no step yet
-            for kind in kinds:
-                check_arrays(state, {f"{kind}.{name}": shape for name, shape in parameter.expected.items()})
-            known.update(*names)
+            check_arrays(state, expected)
+            known |= expected.keys()
             arrays = [{name: state[f"{kind}.{name}"] for name in parameter.names} for kind in kinds]
             copies = [np.array(parameter.joined(part)[0], parameter.dtype, order="C") for part in arrays]
             moments[parameter] = tuple(map(kernels.to_backend, copies))  # where the active backend trains it
@@ -418,15 +417,11 @@ class Muon(Optimizer):
         return ("momentum",) if is_matrix_of_a_layer(parameter) else MOMENTS
 
     def _change(self, group: Group, parts: list[Update], number: int | Array, scale: Array | None) -> None:
-        matrices: list[tuple[Array, ...]] = []
-        for parameter, array, grad in parts:
-            if is_matrix_of_a_layer(parameter):
-                whole = array, grad, *self._moments_of(parameter, array)
-                matrices += zip(*map(parameter.pieces, whole), strict=True)
-        super()._change(group, [part for part in parts if not is_matrix_of_a_layer(part[0])], number, scale)
-        if matrices:
+        matrices, others = ([part for part in parts if is_matrix_of_a_layer(part[0]) == kind] for kind in (True, False))
+        super()._change(group, others, number, scale)
+        if lists := self._lists(matrices, by_tensor=True):
             options = {"lr": group.lr, "beta": self.momentum, "weight_decay": group.weight_decay}
-            kernels.muon_update(*map(list, zip(*matrices, strict=True)), grad_scale=scale, **options)
+            kernels.muon_update(*lists, grad_scale=scale, **options)
 
 
 def is_matrix_of_a_layer(parameter: Parameter) -> bool:
