@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -143,7 +143,11 @@ class Term:
         return []
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        """Return the term's loss, before its weight."""
+        """Return the term's loss, before its weight: by default the sum of `losses`."""
+        return functools.reduce(functools.partial(functional.add, outputs.run), self.losses(outputs, maps))
+
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+        """Yield the losses of layers or logits, 0-d arrays, at least one."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
     def pairs(self, student: EncoderSpec, teacher: EncoderSpec) -> dict[int, int]:
@@ -198,11 +202,10 @@ class SoftTargets(Term):
     def is_of_texts(self, teacher: Model) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "tasks", ()))
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        run, options = outputs.run, {"temperature": self.temperature}
-        pairs = outputs.logits(self.labelled_only)
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         compare = similarity.soft_target_divergence
-        return total_of(run, (compare(run, own, targets=other, **options) for own, other in pairs))
+        for own, other in outputs.logits(self.labelled_only):
+            yield compare(outputs.run, own, targets=other, temperature=self.temperature)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,10 +222,9 @@ class HiddenCosine(Term):
     def check(self, student: TrainedModel, teacher: Model) -> None:
         _check_widths(self, student, teacher)
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        pairs = outputs.states(self.pairs(*outputs.specs))
-        run, compare = outputs.run, similarity.cosine_distance
-        return total_of(run, (compare(run, own, targets=other) for own, other in pairs))
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+        for own, other in outputs.states(self.pairs(*outputs.specs)):
+            yield similarity.cosine_distance(outputs.run, own, targets=other)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,13 +251,12 @@ class HiddenStates(Term):
         sizes = {"in_features": student.hidden_size, "out_features": teacher.hidden_size, "bias": False}
         return [Linear(f"{name}.{kind}", **sizes) for kind in self._kinds(self.pairs(student, teacher))]
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        layers, errors = self.pairs(*outputs.specs), []
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+        layers = self.pairs(*outputs.specs)
         by_kind = dict(zip(self._kinds(layers), maps, strict=True)) if self.projected else {}
         for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
             own = by_kind["hidden_states" if layer else "embeddings"](outputs.run, own) if self.projected else own
-            errors.append(functional.mean_squared_error(outputs.run, own, labels=other))
-        return total_of(outputs.run, errors)
+            yield functional.mean_squared_error(outputs.run, own, labels=other)
 
     def _kinds(self, layers: Mapping[int, int]) -> list[str]:
         return sorted({"hidden_states" if layer else "embeddings" for layer in layers})
@@ -279,15 +280,14 @@ class _Attention(Term):
             if len({*own, *other}) > 1:
                 raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected equally many")
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        layers, losses = self.pairs(*outputs.specs), []
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+        layers = self.pairs(*outputs.specs)
         for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
             specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
             options = {"scales": tuple(spec.scale or spec.head_size**-0.5 for spec in specs), "compare": self.compare}
             options |= {"heads": specs[0].num_heads, "cu_seqlens": outputs.cu_seqlens}
             targets = other["query"], other["key"]
-            losses.append(similarity.relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options))
-        return total_of(outputs.run, losses)
+            yield similarity.relation_loss(outputs.run, own["query"], own["key"], targets=targets, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -345,24 +345,17 @@ class Relations(Term):
                 if width % heads:
                     raise ValueError(f"heads is {heads}, expected a divisor of the {whose}'s {width} ({part})")
 
-    def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        heads, losses = self.heads or outputs.specs[0].num_heads, []
+    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+        heads = self.heads or outputs.specs[0].num_heads
         options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": similarity.divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):
             for part in self.of:
                 rows, targets = own[part], (other[part], other[part])
                 scales = tuple((heads / value_of(array).shape[1]) ** 0.5 for array in (rows, other[part]))
-                pair = {"targets": targets, "scales": scales}
-                losses.append(similarity.relation_loss(outputs.run, rows, rows, **pair, **options))
-        return total_of(outputs.run, losses)
+                yield similarity.relation_loss(outputs.run, rows, rows, targets=targets, scales=scales, **options)
 
 
 def _check_widths(term: Term, student: TrainedModel, teacher: Model) -> None:
     own, other, name = student.spec.hidden_size, teacher.spec.hidden_size, type(term).__name__
     if own != other:
         raise ValueError(f"{name}: hidden states of the student have {own} features, expected the teacher's {other}")
-
-
-def total_of(run: Pass, losses: Iterable[Any]) -> Tensor:
-    """Return the sum of 0-d arrays, at least one, with gradients under a tape."""
-    return functools.reduce(functools.partial(functional.add, run), losses)
