@@ -197,16 +197,15 @@ def save_run(
     schedule: Schedule,
     state: TrainerState,
     args: TrainingArguments,
-    *,
-    beside: Sequence[Parameter] = (),
+    beside: Sequence[Parameter],
 ) -> None:
     """Write everything into `folder`, the model by `save`; `beside` are the parameters trained beside it."""
     save(folder)
     _write_arrays(folder / OPTIMIZER, optimizer.state_dict())
     if beside:
         _write_arrays(folder / OBJECTIVE, {name: array for each in beside for name, array in each.tensors()})
-    for name, values in ((SCHEDULE, schedule.state_dict()), (ARGUMENTS, args.to_dict())):
-        write_json(folder / name, values)
+    write_json(folder / SCHEDULE, schedule.state_dict())
+    write_json(folder / ARGUMENTS, args.to_dict())
     state.save_to_json(folder / STATE)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     digests = {file.relative_to(folder).as_posix(): digest_of(file) for file in files}
@@ -220,20 +219,16 @@ def load_run(
     schedule: Schedule,
     args: TrainingArguments,
     now: TrainerState,
-    *,
-    beside: Sequence[Parameter] = (),
+    beside: Sequence[Parameter],
 ) -> TrainerState:
-    """Load everything from a checkpoint, the model's weights by `load`, and return the state.
+    """Load everything from a whole checkpoint, the model's weights by `load`, and return the state.
 
     Warns if the run's length differs from the checkpoint's and its learning rates depend on the length.
 
     Raises:
-        ValueError: naming the missing or damaged file, or the setting or fact of `now` (data, masking, number of
+        ValueError: naming the damaged file, or the setting or fact of `now` (data, masking, number of
             processes, weights beside adapters, teacher, objective) that differs from the checkpoint's.
     """
-    for name in (OPTIMIZER, SCHEDULE, STATE, ARGUMENTS):
-        if not (folder / name).is_file():
-            raise CheckpointError(f"{folder} is not a checkpoint of a run: it lacks {name}")
     before, state = read_json_object(folder / ARGUMENTS), TrainerState.load_from_json(folder / STATE)
     known = {name: (before.get(name), getattr(args, name, None)) for name in _KEPT}
     facts = {"the number of examples": "num_examples", "the number of processes": "num_processes"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import time
@@ -52,9 +51,10 @@ class Run:
         self.batches, self.length = batches, length
         self.model, self.objective, self.processes = trainer.network, trainer.objective, trainer.processes
         self.args, self.collate = (args := trainer.args), trainer.numbered_collator()
+        whole, taken = operator.length_hint(batches), args.gradient_accumulation_steps * self.processes.count
         self.state = TrainerState(
             max_steps=length,
-            num_train_epochs=self._epochs(),
+            num_train_epochs=-(-length // -(-whole // taken)) if whole and length else None,  # that the run begins
             logging_steps=args.logging_steps,
             eval_steps=args.steps_between_evaluations,
             save_steps=args.save_steps,
@@ -76,7 +76,7 @@ class Run:
         """Continue from a checkpoint."""
         now = {name: getattr(self.state, name) for name in SETTINGS}
         parts, beside = (self.trainer.read_from, self.optimizer, self.schedule), self.objective.parameters(self.model)
-        self.state = checkpoints.load_run(folder, *parts, self.args, self.state, beside=beside)
+        self.state = checkpoints.load_run(folder, *parts, self.args, self.state, beside)
         for name, value in now.items():
             setattr(self.state, name, value)
         best = self.state.best_model_checkpoint
@@ -290,11 +290,6 @@ class Run:
             folder,
         )
 
-    def _epochs(self) -> int | None:
-        """Return the number of epochs that the run begins, if it is known."""
-        whole, taken = operator.length_hint(self.batches), self.args.gradient_accumulation_steps * self.processes.count
-        return -(-self.length // -(-whole // taken)) if whole and self.length else None
-
     # --- after a step, and after an epoch ---------------------------------------------------------------
 
     def _after(self, *, is_epoch_end: bool) -> None:
@@ -384,8 +379,9 @@ class Run:
         folder = checkpoints.checkpoint_folder(args.output_dir, state.global_step)
         state.callbacks = self.trainer.callbacks.state_dict()
         state.loss_scale = self._loss_scale and self._loss_scale.state_dict()
-        parts = self.trainer.write_into, self.optimizer, self.schedule, state, args
-        fill = functools.partial(checkpoints.save_run, beside=self.objective.parameters(self.model))
+        beside = self.objective.parameters(self.model)
+        parts = self.trainer.write_into, self.optimizer, self.schedule, state, args, beside
+        fill = checkpoints.save_run
         self.processes.from_first(lambda: checkpoints.write_checkpoint(folder, lambda new: fill(new, *parts)))
         self._saved_at = state.global_step
         kept = tuple(filter(None, (folder, state.best_model_checkpoint)))

@@ -25,18 +25,6 @@ class _Run(NamedTuple):
         return min(1.0, (position - self.warmup) / rest) if rest > 0 else float(position > self.warmup)
 
 
-def _constant(position: float, run: _Run) -> float:
-    return 1.0
-
-
-def _linear(position: float, run: _Run) -> float:
-    return 1 - run.progress(position)
-
-
-def _cosine(position: float, run: _Run, *, num_cycles: float = 0.5) -> float:
-    return max(0.0, _wave(num_cycles * run.progress(position)))
-
-
 def _cosine_with_restarts(position: float, run: _Run, *, num_cycles: int = 1) -> float:
     progress = run.progress(position)
     return 0.0 if progress >= 1 else max(0.0, _wave(num_cycles * progress % 1 / 2))
@@ -198,10 +186,9 @@ def _wave(turns: float) -> float:
 
 
 SCHEDULES: Mapping[str, Callable[..., float]] = {
-    "constant": _constant,
-    "constant_with_warmup": _constant,
-    "linear": _linear,
-    "cosine": _cosine,
+    **dict.fromkeys(("constant", "constant_with_warmup"), lambda position, run: 1.0),
+    "linear": lambda position, run: 1 - run.progress(position),
+    "cosine": lambda position, run, *, num_cycles=0.5: max(0.0, _wave(num_cycles * run.progress(position))),
     "cosine_with_restarts": _cosine_with_restarts,
     "cosine_with_min_lr": _cosine_with_min_lr,
     "cosine_warmup_with_min_lr": _cosine_warmup_with_min_lr,

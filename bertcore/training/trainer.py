@@ -311,7 +311,9 @@ class Trainer:
         )
         length = self._length(batches)
         trained = self.objective.trained(self.network)
-        _check_trains(self.optimizer, trained)
+        known = set(trained.parameters())
+        if self.optimizer and not all(known.issuperset(group.parameters) for group in self.optimizer.groups):
+            raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
         optimizer = self.optimizer or OPTIMIZERS[args.optim](
             trained,
             lr=args.learning_rate,
@@ -402,14 +404,6 @@ def _checked_optimizers(optimizers: Any) -> tuple[Optimizer | None, Schedule | N
         expected = "(an Optimizer or None, a Schedule or None)"
         raise TypeError(f"optimizers is {optimizers!r:.200}, expected {expected} of bertcore.training")
     return optimizers[0], optimizers[1]
-
-
-def _check_trains(optimizer: Optimizer | None, trained: Block) -> None:
-    """Raise ValueError for an optimiser of another model, whose steps would change that model."""
-    known = set(trained.parameters())
-    for group in [] if optimizer is None else optimizer.groups:
-        if not known.issuperset(group.parameters):
-            raise ValueError("optimizers[0] was made for another model: it trains parameters that model does not have")
 
 
 def checked_metrics(source: str, metrics: object) -> dict[str, Any]:

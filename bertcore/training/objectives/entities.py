@@ -295,7 +295,7 @@ class GLiNERCollator:
         targets, weights = np.zeros((2, len(rows), *sides), np.float32)
         for number, (row, names) in enumerate(zip(rows, labels, strict=True)):
             found = [(*_of_words(span, words[number], row), kind) for span, kind in entities[number]]
-            _fill(targets[number], weights[number], found, names, len(row.words), spec.kind)
+            self._fill(targets[number], weights[number], found, names, len(row.words))
         return batch | {"targets": targets, "weights": self._masked(targets, weights)}
 
     def _labels(self, examples: Sequence[Mapping[str, Any]], entities: Sequence[Any]) -> list[list[str]]:
@@ -310,6 +310,23 @@ class GLiNERCollator:
                 own = self.rng.permutation(np.array(list(every), object))[: self._objective.spec.max_types].tolist()
             found.append(list(dict.fromkeys(own)) or [""])
         return found
+
+    def _fill(self, targets: np.ndarray, weights: np.ndarray, found: list, names: list[str], words: int) -> None:
+        """Write the targets of one text, and weights of 1 where it has logits."""
+        is_of_tokens, width = self._objective.spec.kind == "token", targets.shape[1]
+        if is_of_tokens:
+            weights[:words, : len(names)] = 1
+        else:
+            is_within = np.arange(words)[:, None] + np.arange(width) < words
+            weights[:words, :, : len(names)] = is_within[:, :, None]
+        for first, last, name in found:
+            if first < 0 or last < 0 or name not in names:
+                continue
+            label = names.index(name)
+            if is_of_tokens:
+                targets[first, label, 0] = targets[last, label, 1] = targets[first : last + 1, label, 2] = 1
+            elif last - first < width:
+                targets[first, last - first, label] = 1
 
     def _masked(self, targets: np.ndarray, weights: np.ndarray) -> np.ndarray:
         if self._objective.masking == "none":
@@ -334,28 +351,3 @@ def _of_words(span: tuple[int, int], words: Sequence[tuple[int, int]], row: Prom
     touched = [number for number, (first, last) in enumerate(words) if first < span[1] and span[0] < last]
     places = {number: place for place, number in enumerate(row.words[: max(row.words_mask)])}
     return (places.get(touched[0], -1), places.get(touched[-1], -1)) if touched else (-1, -1)
-
-
-def _fill(
-    targets: np.ndarray,
-    weights: np.ndarray,
-    entities: Sequence[tuple[int, int, str]],
-    names: list[str],
-    words: int,
-    kind: str,
-) -> None:
-    """Write the targets of one text, and weights of 1 where it has logits."""
-    if kind == "span":
-        width = targets.shape[1]
-        is_within = np.arange(words)[:, None] + np.arange(width) < words
-        weights[:words, :, : len(names)] = is_within[:, :, None]
-    else:
-        weights[:words, : len(names)] = 1
-    for first, last, name in entities:
-        if first < 0 or last < 0 or name not in names:
-            continue
-        label = names.index(name)
-        if kind == "token":
-            targets[first, label, 0] = targets[last, label, 1] = targets[first : last + 1, label, 2] = 1
-        elif last - first < width:
-            targets[first, last - first, label] = 1
