@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
+import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,6 +24,7 @@ HASHED = 64  # examples that a fingerprint covers
 GROUPED = 50  # batches whose examples are sorted by length together
 
 Example = Mapping[str, Any]
+Lazy = Callable[[], Example]  # an example, fetched at the first call
 
 
 class Batches:
@@ -105,23 +108,20 @@ class Batches:
         rng = np.random.default_rng((self.seed, number))
         if _is_sized(self.dataset):
             order = rng.permutation(len(self.dataset)) if self.shuffle else range(len(self.dataset))
-            examples = (_Lazy(self.dataset, int(index)) for index in order)
+            examples = (_lazy(self.dataset, int(index)) for index in order)
         else:
             examples = self._of_stream(rng)
         batches = self._grouped(examples, rng) if self.group_by_length else self._cut(examples)
         return ([example() for example in batch] for batch in itertools.islice(batches, skip, None, every))
 
-    def _of_stream(self, rng: np.random.Generator) -> Iterator[_Lazy]:
+    def _of_stream(self, rng: np.random.Generator) -> Iterator[Lazy]:
         waiting: list[Example] = []
         for example in self._stream():
-            if not self.shuffle:
-                yield _Lazy([example], 0)
-                continue
             waiting.append(example)
-            if len(waiting) == SHUFFLED:
-                yield _Lazy([_take(waiting, rng)], 0)
+            if not self.shuffle or len(waiting) == SHUFFLED:
+                yield _lazy([_take(waiting, rng)], 0)
         while waiting:
-            yield _Lazy([_take(waiting, rng)], 0)
+            yield _lazy([_take(waiting, rng)], 0)
 
     def _stream(self) -> Iterable[Example]:
         if not callable(self.dataset):
@@ -133,11 +133,11 @@ class Batches:
             raise TypeError(f"dataset() is {type(found).__name__}, expected an iterable of examples")
         return found
 
-    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
-        batch: list[_Lazy] = []
+    def _cut(self, examples: Iterable[Lazy], *, is_end: bool = True) -> Iterator[list[Lazy]]:
+        batch: list[Lazy] = []
         tokens = 0
         for example in examples:
-            length = 0 if self.max_tokens is None else len(example)
+            length = 0 if self.max_tokens is None else _length(example)
             are_enough = batch and self.max_tokens is not None and tokens + length > self.max_tokens
             if are_enough or len(batch) == self.batch_size:
                 yield batch
@@ -147,9 +147,9 @@ class Batches:
         if batch and not (self.drop_last and is_end and len(batch) < self.batch_size):
             yield batch
 
-    def _grouped(self, examples: Iterator[_Lazy], rng: np.random.Generator) -> Iterator[list[_Lazy]]:
+    def _grouped(self, examples: Iterator[Lazy], rng: np.random.Generator) -> Iterator[list[Lazy]]:
         while some := list(itertools.islice(examples, GROUPED * self.batch_size)):
-            some.sort(key=len, reverse=True)  # longest first: a lack of memory shows at once
+            some.sort(key=_length, reverse=True)  # longest first: a lack of memory shows at once
             batches = list(self._cut(some, is_end=len(some) < GROUPED * self.batch_size))
             order = rng.permutation(len(batches)) if self.shuffle else range(len(batches))
             yield from (batches[index] for index in order)
@@ -158,11 +158,11 @@ class Batches:
 class DistinctBatches(Batches):
     """Batches in which no text occurs twice; an example that would repeat one waits for the next batch."""
 
-    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
-        source, waiting = iter(examples), deque[_Lazy]()
+    def _cut(self, examples: Iterable[Lazy], *, is_end: bool = True) -> Iterator[list[Lazy]]:
+        source, waiting = iter(examples), deque[Lazy]()
         while True:
-            batch: list[_Lazy] = []
-            later: list[_Lazy] = []
+            batch: list[Lazy] = []
+            later: list[Lazy] = []
             seen: set[str] = set()
             while len(batch) < self.batch_size:
                 example = waiting.popleft() if waiting else next(source, None)
@@ -184,10 +184,10 @@ class DistinctBatches(Batches):
 class LabelledBatches(Batches):
     """Batches with at least two labels and two examples of each; labels take turns until one is left."""
 
-    def _cut(self, examples: Iterable[_Lazy], *, is_end: bool = True) -> Iterator[list[_Lazy]]:
+    def _cut(self, examples: Iterable[Lazy], *, is_end: bool = True) -> Iterator[list[Lazy]]:
         if self.batch_size < 4 or self.batch_size % 2:
             raise ValueError(f"batch_size is {self.batch_size}, expected an even number from 4 on to group by label")
-        groups: dict[Any, list[_Lazy]] = {}
+        groups: dict[Any, list[Lazy]] = {}
         for example in examples:
             row = _row(example)
             label = next((row[name] for name in LABELS if name in row), None)
@@ -228,15 +228,12 @@ class MixedBatches(Batches):
 
     @property
     def num_examples(self) -> int | None:
-        """The number of examples of all datasets."""
         return sum(part.num_examples or 0 for part in self.parts)
 
     def fingerprint(self) -> str | None:
-        """Return the fingerprints of all datasets."""
         return " ".join(part.fingerprint() or "" for part in self.parts)
 
     def epoch(self, number: int, *, skip: int = 0, every: int = 1) -> Iterator[list[Example]]:
-        """Yield every `every`-th batch of one epoch, from batch number `skip` on."""
         sources = [part.epoch(number) for part in self.parts]
         if self.is_proportional:
             order = np.repeat(np.arange(len(sources)), [len(part) for part in self.parts])
@@ -268,27 +265,18 @@ class Named(Sequence[Example]):
         return {DATASET: self.name, **self.dataset[index]}
 
 
-class _Lazy:
-    """An example of a sequence, fetched when it or its length is first read."""
-
-    __slots__ = ("_example", "_index", "_source")
-
-    def __init__(self, source: Sequence[Example], index: int):
-        self._source, self._index, self._example = source, index, None
-
-    def __call__(self) -> Example:
-        if self._example is None:
-            self._example = self._source[self._index]
-        return self._example
-
-    def __len__(self) -> int:
-        example = self()
-        if "input_ids" not in example:
-            raise ValueError(f"an example has no input_ids, which give its length; it has {', '.join(example)}")
-        return len(example["input_ids"])
+def _lazy(source: Sequence[Example], index: int) -> Lazy:
+    return functools.cache(functools.partial(operator.getitem, source, index))
 
 
-def _row(example: _Lazy) -> Example:
+def _length(example: Lazy) -> int:
+    """Return an example's number of tokens."""
+    if "input_ids" not in (found := example()):
+        raise ValueError(f"an example has no input_ids, which give its length; it has {', '.join(found)}")
+    return len(found["input_ids"])
+
+
+def _row(example: Lazy) -> Example:
     """Return an example with columns. Raises TypeError for another one."""
     if not isinstance(found := example(), Mapping):
         raise TypeError(f"an example is {type(found).__name__}, expected a mapping of columns")

@@ -23,6 +23,7 @@ LONGEST_LINE = 1 << 24  # bytes
 KEPT_PROBLEMS = 20
 STDIN = "-"
 Rows = Iterable[Mapping[str, Any]]
+NewExamples = Iterator[dict[str, Any]]
 _DAMAGED = EOFError, gzip.BadGzipFile, zlib.error
 
 

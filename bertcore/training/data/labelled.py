@@ -13,7 +13,7 @@ import numpy as np
 from bertcore.kernels import checks
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training.collators import IGNORED, is_cut
-from bertcore.training.data.files import Record, Rows, without_column, wrong_record
+from bertcore.training.data.files import NewExamples, Record, Rows, without_column, wrong_record
 
 AT_ONCE = 256  # records that are tokenised together
 MISSING = "nan", "inf", "-inf"  # refused among numbers; among words they may be labels
@@ -102,9 +102,7 @@ class LabelledTexts:
             return "regression"
         return "multi_label_classification" if self.is_multiple else "single_label_classification"
 
-    def examples(
-        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None) -> NewExamples:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column or has an unknown label.
@@ -168,9 +166,7 @@ class LabelledWords:
             raise ValueError("there are no records with tags")
         return cls(words, tags, tuple(sorted(found, key=_by_number_or_letters)))
 
-    def examples(
-        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None) -> NewExamples:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column, has unequal numbers of words and
@@ -237,7 +233,7 @@ class TextColumns:
 
     model_class = "AutoModel"
 
-    def examples(self, records: Rows) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows) -> NewExamples:
         """Yield the texts of each record, and its "label".
 
         Raises MalformedRecord, a ValueError, naming a record that lacks a column, or whose label is not a number.
@@ -299,7 +295,7 @@ class TextMentions:
 
     column: str = "text"
 
-    def examples(self, records: Rows) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows) -> NewExamples:
         """Yield the text, the spans and the names of each record.
 
         Raises MalformedRecord (a ValueError), naming a record that lacks one of them, or whose spans are

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from typing import Any
@@ -19,7 +19,7 @@ from bertcore.tokenization import mentions as marked
 from bertcore.tokenization.tokenizer import Tokenizer
 from bertcore.training import metrics
 from bertcore.training.collators import IGNORED, DataCollatorWithPadding, is_cut
-from bertcore.training.data.files import Rows, text_of, wrong_record
+from bertcore.training.data.files import NewExamples, Rows, text_of, wrong_record
 from bertcore.training.data.labelled import AT_ONCE, LabelledTexts, check_known
 
 COUNTS = {"entity-classification": 1, "relation-extraction": 2}  # of spans
@@ -84,9 +84,7 @@ class LabelledMentions:
         markers = None if has_entities(tokenizer) else list(marked.find_markers(tokenizer, self.count))
         return {"problem_type": self.texts.problem_type} | ({} if markers is None else {"entity_markers": markers})
 
-    def examples(
-        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None) -> NewExamples:
         """Yield an example of each record, cut to `max_length` tokens (by default the tokenizer's limit).
 
         Raises:
@@ -168,9 +166,7 @@ class LabelledEntities:
     def config(self, tokenizer: Tokenizer) -> dict[str, Any]:
         return {"max_span_width": self.width}
 
-    def examples(
-        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None) -> NewExamples:
         """Yield an example of each text, cut to `max_length` tokens (by default the tokenizer's limit).
 
         An example has all spans of at most `width` words that begin and end with a token: entity_start_positions and
@@ -283,9 +279,7 @@ class Questions:
 
     model_class = "AutoModelForQuestionAnswering"
 
-    def examples(
-        self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, records: Rows, tokenizer: Tokenizer, *, max_length: int | None = None) -> NewExamples:
         """Yield the windows of each question, of at most `max_length` tokens (by default the tokenizer's limit).
 
         start_positions and end_positions are the columns of the first answer's first and last token, or of [CLS] if the

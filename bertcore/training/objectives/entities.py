@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from bertcore.training.collators import IGNORED, DataCollatorForLanguageModeling
 from bertcore.training.data.files import Rows, wrong_record
 from bertcore.training.data.spans import LabelledEntities
 from bertcore.training.objectives.language_modeling import DEFAULT, MaskedLM
-from bertcore.training.objectives.objective import Batch, Collator, Objective
+from bertcore.training.objectives.objective import Batch, Collator, Examples, Objective
 from bertcore.training.objectives.text_examples import SpecialTokens, text_limit
 
 SPANS, NAMES = "entity_spans", "entities"
@@ -60,9 +60,7 @@ class EntityMaskedLM(MaskedLM):
         if self.entity_samples and label_smoothing:
             raise ValueError(f"label_smoothing is {label_smoothing}, expected 0 with entity_samples")
 
-    def examples(
-        self, documents: Rows, tokenizer: Tokenizer, *, max_length: int, seed: int = 0
-    ) -> Iterator[dict[str, Any]]:
+    def examples(self, documents: Rows, tokenizer: Tokenizer, *, max_length: int, seed: int = 0) -> Examples:
         """Yield the tokens of each text in pieces of at most `max_length`, each with the entities within it.
 
         `documents` are mappings of text, a string; entity_spans, the first and the last + 1 character of each mention;
