@@ -303,19 +303,10 @@ def _ids(name: str, found: object) -> frozenset[Any]:
 
 def _closure(pairs: set[tuple[Any, Any]]) -> set[tuple[Any, Any]]:
     """Return all pairs within each group of ids that pairs connect, and the pairs of an id with itself."""
-    near: dict[Any, set[Any]] = {}
+    groups: dict[Any, frozenset[Any]] = {}
     for a, b in pairs:
-        near.setdefault(a, set()).add(b)
-        near.setdefault(b, set()).add(a)
+        if a not in groups.get(b, ()):
+            both = groups.get(a, frozenset([a])) | groups.get(b, frozenset([b]))
+            groups |= dict.fromkeys(both, both)
     found = {(a, b) for a, b in pairs if a == b}
-    seen: set[Any] = set()
-    for start in near:
-        group, waiting = set(), [start]
-        while start not in seen and waiting:
-            one = waiting.pop()
-            if one not in group:
-                group.add(one)
-                waiting.extend(near[one])
-        seen |= group
-        found.update(itertools.combinations(group, 2))
-    return found
+    return found.union(*(itertools.combinations(group, 2) for group in set(groups.values())))

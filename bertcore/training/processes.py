@@ -128,7 +128,7 @@ class Processes:
         if array_module(array) is np:
             return self._comm
         if self._device_exchange is None:
-            self._device_exchange = DeviceExchange(self.index, self.count, self.from_first)
+            self._device_exchange = DeviceExchange(self)
         return self._device_exchange
 
     def _two_buffers(self, like: Array) -> tuple[Any, Any]:
@@ -218,21 +218,17 @@ TYPES = {name: f"NCCL_{name.upper()}" for name in ("float16", "bfloat16", "float
 class DeviceExchange:
     """Exchange of CuPy arrays between processes on their current streams, with mpi4py's method names.
 
-    Args:
-        index, count: this process's number, and the number of processes.
-        from_first: `Processes.from_first`.
-
-    Raises:
-        ImportError: if NCCL is not installed.
+    Raises ImportError if NCCL is not installed.
     """
 
-    def __init__(self, index: int, count: int, from_first: Callable[[Callable[[], Any]], Any]):
+    def __init__(self, processes: Processes):
         self._cuda = importlib.import_module("cupy").cuda
         self._nccl = importlib.import_module("cupy.cuda.nccl")
         if not self._nccl.available:
             raise ImportError("processes with a GPU each need NCCL: pip install nvidia-nccl-cu13 (or -cu12)")
-        self._count = count
-        self._comm = self._nccl.NcclCommunicator(count, from_first(self._nccl.get_unique_id), index)
+        self._count = processes.count
+        unique_id = processes.from_first(self._nccl.get_unique_id)
+        self._comm = self._nccl.NcclCommunicator(processes.count, unique_id, processes.index)
 
     def Alltoall(self, given: Array, taken: Array) -> None:
         """Send each process its part of `given`, all of one size, and receive this process's parts into `taken`."""
