@@ -259,18 +259,15 @@ class Run:
         counts = [self.objective.counts(self.model, batch) for _, batch in part]
         of_all = [count for some in self.processes.gathered(counts) for count in some]
         totals = [sum(column) for column in zip(*of_all, strict=True)]
-        losses, grads = [], None
+        losses, grads = [], Gradients()
         for (number, batch), own in zip(part, counts, strict=True):
             shares = [count / total if count else 0.0 for count, total in zip(own, totals, strict=True)]
             self.model.train(mixed_seed(self.args.seed, number))
             with self.args.precision(), multiplied_gradients(self._loss_scale and self._loss_scale.value):
                 loss, some = self.objective.in_step(self.model, batch, shares)
             losses.append(loss)
-            if grads is None:
-                grads = some
-            else:
-                grads.accumulate(some)
-        grads = zero_gradients(self.objective.trained(self.model)) if grads is None else grads
+            grads.accumulate(some)
+        grads = grads or zero_gradients(self.objective.trained(self.model))
         xp = kernels.array_module(next(iter(grads.values())))
         loss = xp.asarray(sum(losses), np.float64)
         self.processes.add_up([*grads.values(), loss])

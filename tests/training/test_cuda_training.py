@@ -22,6 +22,7 @@ from tests.training.tiny_runs import (
     classifier,
     language_trainer,
     names_in,
+    spoil,
     without_times,
 )
 
@@ -82,10 +83,6 @@ def test_runs_follow_numpy(emulated_gpu, run, tmp_path):
 def test_a_diverging_run_is_noticed_when_the_loss_is_read(emulated_gpu, tmp_path):
     """The model before the step and its batches are kept, although more steps were begun since."""
     emulated_gpu.launches = deque(maxlen=0)  # which would keep their arguments alive, and the layers from graphs
-
-    def spoil(event):
-        parameter = next(iter(event["model"].parameters()))
-        parameter.change(lambda array: array.fill(np.nan))
 
     def trainer(folder, **more):
         return language_trainer(folder, **{"save_strategy": "no", **more})

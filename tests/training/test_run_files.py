@@ -25,7 +25,7 @@ from bertcore.training.objectives.language_modeling import DEFAULT
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tolerances import assert_same_arrays
-from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, without_times
+from tests.training.tiny_runs import TEXTS, At, assert_same_weights, language_trainer, names_in, spoil, without_times
 
 
 @pytest.fixture(scope="module")
@@ -129,10 +129,6 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path, finished):
 
 
 def test_a_nan_loss_ends_the_run_and_is_kept(tmp_path):
-    def spoil(event):
-        parameter = next(iter(event["model"].parameters()))
-        parameter.change(lambda array: array.fill(np.nan))
-
     with pytest.raises(TrainingDiverged, match="step 3: the loss is nan") as caught:
         language_trainer(tmp_path, [At(2, spoil)], gradient_accumulation_steps=2).train()
     folder = caught.value.folder

@@ -105,6 +105,12 @@ class At(TrainerCallback):
             self.action(event | {"control": control})
 
 
+def spoil(event):
+    """Set a parameter to NaN."""
+    parameter = next(iter(event["model"].parameters()))
+    parameter.change(lambda array: array.fill(np.nan))
+
+
 def names_in(folder):
     return sorted(path.name for path in Path(folder).iterdir())
 

@@ -103,15 +103,11 @@ class ChunkedObjective(Objective):
         rows = [self.rows_of(whole(**chunk), chunk)[0] for chunk in chunks]
         value, grad = of_rows(kernels.array_module(rows[0]).concatenate(rows))
         whole.passes = before  # the second pass repeats the first one's dropout
-        total: Gradients | None = None
+        total = Gradients()
         for start, chunk in zip(starts, chunks, strict=True):
             out, pullback = vjp(whole)(**chunk)
             _, spread = self.rows_of(out, chunk)
-            grads = pullback({self.field: spread(grad[start : start + size])})
-            if total is None:
-                total = grads
-            else:
-                total.accumulate(grads)
+            total.accumulate(pullback({self.field: spread(grad[start : start + size])}))
         return type(out)(**{self.field: None}, loss=value), total  # the outputs of all texts are not kept
 
     def checked_columns(self, batch: Batch) -> tuple[tuple[int, int], Any]:

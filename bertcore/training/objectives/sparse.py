@@ -114,33 +114,26 @@ def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Tensor
 @operation()
 def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Tensor:
     """Return each text's "max" or "sum" of log(1 + relu(logits)): (texts, vocabulary) from (tokens, vocabulary)."""
-    xp, spans = kernels.array_module(logits), list(itertools.pairwise(cu_seqlens.tolist()))
-    shape = (len(spans), logits.shape[1])
-    found, peaks = xp.zeros(shape, logits.dtype), xp.zeros(shape, np.int64)
+    xp, width, places = kernels.array_module(logits), logits.shape[1], []
+    for first, last in itertools.pairwise(cu_seqlens.tolist()):
+        if strategy == "max" and first < last:
+            places.append((first + logits[first:last].argmax(axis=0), xp.arange(width)))
+        else:
+            places.append(slice(first, last))
 
     def slopes(values):
         relu = xp.maximum(values, 0)
         slope = (values > 0) / (1 + relu)
         return slope / (1 + xp.log1p(relu)) if activation == "log1p_relu" else slope
 
-    columns = xp.arange(shape[1])
-    for text, (first, last) in enumerate(spans):
-        if first < last and strategy == "max":
-            peaks[text] = first + logits[first:last].argmax(axis=0)
-            found[text] = activated(logits[peaks[text], columns], activation)
-        elif first < last:
-            found[text] = activated(logits[first:last], activation).sum(axis=0)
-
     def pullback(grad):
         total = xp.zeros_like(logits)
-        for text, (first, last) in enumerate(spans):
-            if first < last and strategy == "max":
-                total[peaks[text], columns] = grad[text] * slopes(logits[peaks[text], columns])
-            elif first < last:
-                total[first:last] = grad[text] * slopes(logits[first:last])
+        for place, of_text in zip(places, grad, strict=True):
+            total[place] = of_text * slopes(logits[place])
         return (total,)
 
-    return found, pullback
+    found = [activated(logits[place], activation).reshape(-1, width).sum(axis=0) for place in places]
+    return xp.stack(found), pullback
 
 
 @operation()

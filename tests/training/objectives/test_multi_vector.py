@@ -1,4 +1,4 @@
-"""Losses of late interaction: sentence-transformers' values and gradients, slopes, chunks, runs, refusals."""
+"""Losses of late interaction: sentence-transformers' values and gradients, slopes, chunks, refusals."""
 
 from functools import partial
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from bertcore import MultiVectorEncoder
-from bertcore.training import Trainer
 from bertcore.training.objectives.multi_vector import MultiVectorDistillKLDivLoss as DistillKLDiv
 from bertcore.training.objectives.multi_vector import MultiVectorMarginMSELoss as MarginMSE
 from bertcore.training.objectives.multi_vector import (
@@ -15,8 +14,6 @@ from bertcore.training.objectives.multi_vector import (
 from tests.refusals import refuses
 from tests.slopes import assert_slope_of_parameters
 from tests.tasks.multi_vector.tiny import DEEP, EXPANSION, save_tiny_late
-from tests.tiny_bert import random_texts
-from tests.training.tiny_runs import quiet_arguments
 
 TEXTS = [["the cat", "a cat sat.", "paris is", ""], ["paris is", "the capital of france .", "an upper mat", "cat on"],
          ["a", "mat on a mat on a mat", "sat . sat", "of of"]]  # fmt: skip
@@ -114,26 +111,6 @@ def test_chunks_and_slopes(tmp_path, kind, similarity_fn_name, on_numpy):
         np.testing.assert_allclose(others[name], array, atol=1e-9, err_msg=name)
     parameters = list(encoder.head.parameters())
     assert_slope_of_parameters(parameters, grads, lambda: objective.forward(encoder.model, batch).loss, rel=1e-4)
-
-
-def test_a_run_trains_encoder_and_map(tmp_path):
-    encoder = MultiVectorEncoder(save_tiny_late(tmp_path / "model"))
-    words = random_texts(40, longest=9, seed=8)
-    data = [{"query": text, "answer": f"{text} ."} for text in dict.fromkeys(filter(None, words))]
-    before = encoder.encode_query(words[0])
-    settings = {"max_steps": 40, "per_device_train_batch_size": 8, "learning_rate": 3e-3, "logging_steps": 1}
-    arguments = quiet_arguments(tmp_path / "run", **settings)
-    trainer = Trainer(
-        encoder.model, arguments, train_dataset=data, processing_class=encoder.tokenizer,
-        objective=MultipleNegativesRanking(encoder, scale=3.0),
-    )  # fmt: skip
-    trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    assert np.mean(losses[-8:]) < 0.8 * np.mean(losses[:8])
-    encoder.save_pretrained(tmp_path / "saved")
-    after = MultiVectorEncoder(tmp_path / "saved").encode_query(words[0])
-    np.testing.assert_array_equal(after, encoder.encode_query(words[0]))
-    assert np.abs(after - before).max() > 1e-3
 
 
 def test_a_document_without_vectors_takes_no_part(tmp_path, on_numpy):
