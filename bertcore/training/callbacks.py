@@ -335,8 +335,7 @@ _OPTIONAL: dict[str, tuple[str, Callable[[], TrainerCallback]]] = {
 def reports_of(args: TrainingArguments) -> list[TrainerCallback]:
     """Return the callbacks that the arguments request.
 
-    Raises:
-        ImportError: for a report whose package is not installed; "all" takes the installed ones.
+    Raises ImportError for a report whose package is not installed; "all" takes the installed ones.
     """
     made: list[TrainerCallback] = [JsonLog(), Progress(args.disable_tqdm)]
     for name, (package, report) in _OPTIONAL.items():

@@ -72,8 +72,7 @@ def check_whole(folder: Path) -> None:
 def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
     """Return a run's latest undamaged checkpoint, with a warning if later ones are damaged; None without any.
 
-    Raises:
-        CheckpointError: if all are damaged; it names the damaged file of the latest.
+    Raises CheckpointError if all are damaged; it names the damaged file of the latest.
     """
     damaged: list[ValueError] = []
     for folder in reversed(checkpoints_in(output_dir)):
@@ -91,11 +90,7 @@ def latest_checkpoint(output_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def write_checkpoint(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder by `fill(temporary folder)`, replacing an existing one.
-
-    Raises:
-        NotSaved: if the system could not write it.
-    """
+    """Write a folder by `fill(temporary folder)`, replacing an existing one. Raises NotSaved if the system fails."""
     try:
         write_folder(folder, fill)
     except OSError as error:

@@ -40,12 +40,7 @@ class FirstProcessError(RuntimeError):
 class Processes:
     """The processes of a run, or this one alone. All call each method together, except the constructor and `end_all`.
 
-    Args:
-        comm: the communicator (mpi4py) of the processes; None for this one alone.
-
-    Attributes:
-        index: the number of this process, from 0.
-        count: the number of processes.
+    `comm` is the communicator (mpi4py) of the processes, None for this one alone; `index` is this one's number, from 0.
     """
 
     def __init__(self, comm: Any = None):
@@ -73,8 +68,7 @@ class Processes:
     def from_first(self, make: Callable[[], Result]) -> Result:
         """Return the result of `make` in the first process, which alone calls it; the others get it by pickle.
 
-        Raises:
-            FirstProcessError: in the others, if `make` raises in the first.
+        Raises FirstProcessError in the others if `make` raises in the first.
         """
         if self.count == 1:
             return make()
@@ -150,10 +144,8 @@ def started_together() -> Processes:
     """Return the processes that an MPI launcher started with this one, or this one alone.
 
     Processes on one machine share its CPUs: each gets an equal number of threads, unless the environment,
-    `set_num_threads` or a CPU affinity sets it. An uncaught exception in one process ends them all.
-
-    Raises:
-        ImportError: if there are several processes and mpi4py is not installed.
+    `set_num_threads` or a CPU affinity sets it. An uncaught exception in one process ends them all. Raises ImportError
+    if there are several processes and mpi4py is not installed.
     """
     count = max((int(os.environ.get(name, "1")) for name in _COUNTS), default=1)
     if count == 1:
