@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModelForMaskedLM, load_model, use_backend
-from bertcore.training.processes import buckets_of
+from bertcore.training.processes import Processes, buckets_of
 from tests.cuda_emulator.driverless import driverless, unavailable_reason
 from tests.processes import ROOT, environment, start_python
 from tests.tiny_bert import CONFIG, random_texts
@@ -159,6 +159,16 @@ def test_the_command_pretrains_in_two_processes(tmp_path):
 def test_another_number_of_processes_does_not_resume(run_of_two):
     with pytest.raises(ValueError, match=r"the number of processes is 1, in .* it was 2"):
         language_trainer(run_of_two).train(resume_from_checkpoint=True)
+
+
+def test_one_process_alone():
+    alone = Processes()
+    array = np.arange(3.0)
+    alone.add_up([array])
+    np.testing.assert_array_equal(array, [0, 1, 2])
+    assert alone.gathered("x") == ["x"]
+    assert alone.from_first(lambda: 5) == 5
+    alone.check_same("anything", 1)
 
 
 @pytest.mark.parametrize("shapes", [[], [()], [(0,)], [(3,), (2, 5)], [(17,)], [(1, 40)], [(7, 3, 2), (13, 1), (1,)]])
