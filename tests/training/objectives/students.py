@@ -1,9 +1,11 @@
-"""A batch of texts, small students and teachers, and a loss by its definition."""
+"""A batch of texts, small students and teachers, a loss by its definition, and a check of gradients."""
 
 import numpy as np
+import pytest
 
 from bertcore import AutoModelForSequenceClassification
 from bertcore.training.collators import IGNORED
+from tests.slopes import assert_slope, assert_slope_of_parameters
 from tests.tiny_bert import CONFIG
 
 LENGTHS = [9, 4, 1, 7]
@@ -29,3 +31,13 @@ def mean_cross_entropy(logits, labels):
     """Of the labels other than -100; `logits` have one axis more."""
     scores, labels = logits[labels != IGNORED], labels[labels != IGNORED]
     return (np.log(np.exp(scores).sum(axis=-1)) - scores[np.arange(len(scores)), labels]).mean()
+
+
+def assert_gradients(objective, model, batch, rel=1e-5):
+    """Gradients are slopes of the loss, along a direction of the model, and for each parameter beside it; return it."""
+    out, grads = objective.value_and_grad(model, batch)
+    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    assert_slope(model, grads, lambda: objective.forward(model, batch).loss, rel=rel)
+    beside = objective.parameters(model)
+    assert_slope_of_parameters(beside, grads, lambda: objective.forward(model, batch).loss, rel=rel)
+    return out.loss

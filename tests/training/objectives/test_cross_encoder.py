@@ -7,8 +7,8 @@ from bertcore import AutoModelForSequenceClassification
 from bertcore.training.objectives import cross_encoder as ours
 from bertcore.training.objectives.text_examples import PairCollator
 from tests.refusals import refuses
-from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
+from tests.training.objectives.students import assert_gradients
 
 pytestmark = pytest.mark.usefixtures("on_numpy")
 
@@ -219,10 +219,7 @@ def test_pairs_are_collated_in_lists(tokenizer):
 def test_gradients_of_parameters(tokenizer, chunk):
     model = AutoModelForSequenceClassification.from_config(CONFIG | {"num_labels": 1}, dtype="float64")
     objective = ours.LambdaLoss(activation_fn="tanh", mini_batch_size=chunk)
-    batch = objective.collator(tokenizer)(EXAMPLES)
-    out, grads = objective.value_and_grad(model, batch)
-    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
-    assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
+    assert_gradients(objective, model, objective.collator(tokenizer)(EXAMPLES))
 
 
 def value_of(objective, labels):

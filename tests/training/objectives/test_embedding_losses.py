@@ -28,8 +28,8 @@ from bertcore.training.objectives import (
     TripletLoss,
 )
 from tests.refusals import refuses
-from tests.slopes import assert_slope, assert_slope_of_parameters
 from tests.tiny_bert import CONFIG, save_tiny_bert
+from tests.training.objectives.students import assert_gradients
 
 DIM = 6
 pytestmark = pytest.mark.usefixtures("on_numpy")
@@ -260,10 +260,7 @@ WHOLE = {  # objectives that read more than one vector of each text, with a batc
 def test_gradients_of_parameters(name):
     model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
     objective, batch = WHOLE[name]
-    out, grads = objective.value_and_grad(model, batch)
-    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
-    assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
-    assert_slope_of_parameters(objective.parameters(model), grads, lambda: objective.forward(model, batch).loss)
+    assert_gradients(objective, model, batch)
 
 
 def test_a_step_takes_some_layers():

@@ -22,8 +22,8 @@ from bertcore.training.objectives import (
 )
 from bertcore.training.objectives.embeddings import pooled
 from tests.refusals import refuses
-from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
+from tests.training.objectives.students import assert_gradients
 
 LABELS = np.array([0.3, 0.9, 0.3, -0.2, 0.5])
 
@@ -64,10 +64,8 @@ def test_gradients_of_parameters(pooling, side):
     """Along a random direction of all of them."""
     model = AutoModel.from_config(CONFIG, dtype="float64", add_pooling_layer=False)
     objective, batch = CoSENTLoss(pooling=pooling), batch_of(2, labels=LABELS, side=side)
-    out, grads = objective.value_and_grad(model, batch)
-    assert objective.forward(model, batch).loss == pytest.approx(out.loss, rel=1e-12)
+    assert_gradients(objective, model, batch)
     assert objective.weight(batch) == 5
-    assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])

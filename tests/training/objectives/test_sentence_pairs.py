@@ -17,10 +17,9 @@ from bertcore.training.objectives import (
     SpanBoundary,
     TranslationLM,
 )
-from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
-from tests.training.objectives.students import mean_cross_entropy
+from tests.training.objectives.students import assert_gradients, mean_cross_entropy
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 # A sentence is its document's letter, and its number in letters: so that every pair tells where it is from.
@@ -104,15 +103,12 @@ def test_beside_masked_words(tokenizer, pairs, config, logits, turned):
     examples = list(objective.examples(DOCUMENTS, tokenizer, max_length=11, seed=1))[:7]
     batch = objective.collator(tokenizer, seed=3)(examples)
     model = AutoModelForPreTraining.from_config(config | {"vocab_size": CONFIG["vocab_size"]}, dtype="float64")
-    out, grads = objective.value_and_grad(model, batch)
     plain = model(**{name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")})
     expected = mean_cross_entropy(plain.prediction_logits, batch["labels"])
     expected += mean_cross_entropy(plain[logits], batch[pairs.label])
-    assert out.loss == pytest.approx(expected, rel=1e-9)
-    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-9)
+    assert assert_gradients(objective, model, batch) == pytest.approx(expected, rel=1e-9)
     assert objective.weight(batch) == (batch["labels"] != IGNORED).sum()
     assert pairs.weight(batch) == 7
-    assert_slope(model, grads, lambda: objective.forward(model, batch).loss)
 
 
 @pytest.mark.parametrize("pairs, kind, config", [
@@ -124,12 +120,11 @@ def test_pairs_alone(tokenizer, pairs, kind, config):
     batch = MaskedLM().collator(tokenizer)(examples)
     del batch["labels"]
     model = kind.from_config(config, dtype="float64")
-    out, grads = pairs.value_and_grad(model, batch)
     rest = {name: value for name, value in batch.items() if name != pairs.label}
     scores = model(**rest)
     scores = scores.logits if "logits" in scores else scores.sop_logits
-    assert out.loss == pytest.approx(mean_cross_entropy(scores, batch[pairs.label]), rel=1e-9)
-    assert_slope(model, grads, lambda: pairs.forward(model, batch).loss)
+    expected = mean_cross_entropy(scores, batch[pairs.label])
+    assert assert_gradients(pairs, model, batch) == pytest.approx(expected, rel=1e-9)
 
 
 def test_sums_of_objectives_of_different_models_are_refused():

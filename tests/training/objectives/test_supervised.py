@@ -9,9 +9,9 @@ from bertcore.training import Trainer, TrainingArguments
 from bertcore.training.collators import IGNORED
 from bertcore.training.objectives import Supervised
 from tests.refusals import refuses
-from tests.slopes import assert_slope
 from tests.tiny_bert import CONFIG, save_tiny_bert
 from tests.tiny_families import tiny_config
+from tests.training.objectives.students import assert_gradients
 
 RNG = np.random.default_rng(5)
 IDS = RNG.integers(5, 40, (3, 6))
@@ -45,10 +45,7 @@ def model_of(kind, **options):
 
 def check(objective, model, batch, expected):
     """The loss, and its gradients along a random direction of all parameters."""
-    out, grads = objective.value_and_grad(model, batch)
-    assert out.loss == pytest.approx(expected, rel=1e-12)
-    assert objective.forward(model, batch).loss == pytest.approx(expected, rel=1e-12)
-    assert_slope(model, grads, lambda: objective.forward(model, batch).loss, rel=1e-4)
+    assert assert_gradients(objective, model, batch, rel=1e-4) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
