@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from bertcore import kernels
 from bertcore.arguments import Described, check_numbers, check_share, check_strings
-from bertcore.gradients import Gradients, TrainedModel, differentiate, with_loss
+from bertcore.gradients import Gradients, HasParameters, TrainedModel, differentiate, with_loss
 from bertcore.models.outputs import ModelOutput
 from bertcore.nn import functional
 from bertcore.nn.parameter import Parameter
@@ -21,18 +23,6 @@ from bertcore.training.objectives.text_examples import Documents
 Batch = Mapping[str, Any]
 Examples = Iterator[dict[str, Any]]
 Collator = Callable[..., dict[str, Any]]
-
-
-class Trained:
-    """A model and the parameters trained along with it, `beside`."""
-
-    def __init__(self, model: TrainedModel, beside: Sequence[Parameter]):
-        self._model, self.beside = model, beside
-
-    def parameters(self) -> Iterator[Parameter]:
-        """Yield all parameters, the model's first."""
-        yield from self._model.parameters()
-        yield from self.beside
 
 
 class Objective(Described):
@@ -96,9 +86,10 @@ class Objective(Described):
         """
         return ()
 
-    def trained(self, model: TrainedModel) -> Trained:
-        """Return the model and the parameters trained beside it, for an optimiser."""
-        return Trained(model, self.parameters(model))
+    def trained(self, model: TrainedModel) -> HasParameters:
+        """Return the parameters of the model, then those trained beside it, for an optimiser."""
+        beside = self.parameters(model)
+        return SimpleNamespace(parameters=lambda: chain(model.parameters(), beside))
 
     def weight(self, batch: Batch) -> float:
         """Return the number of labels (tokens, sequences, pairs) that a batch's loss is a mean over: its weight."""
