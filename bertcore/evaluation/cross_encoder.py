@@ -40,14 +40,14 @@ class PairsEvaluator(Evaluator):
         if not self.sentence_pairs:
             raise ValueError("sentence_pairs is empty, expected at least one pair")
 
-    def predictions(self, model: CrossEncoder) -> np.ndarray:
-        """Return the scores of the pairs: (pairs,), or (pairs, labels)."""
+    def predictions(self, model: CrossEncoder, pairs: Sequence[Sequence[str]]) -> np.ndarray:
+        """Return the scores of pairs: (pairs,), or (pairs, labels)."""
         options = {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
-        return np.asarray(model.predict(self.sentence_pairs, prompt_name=self.prompt_name, **options))
+        return np.asarray(model.predict(pairs, prompt_name=self.prompt_name, **options))
 
-    def scores_of(self, model: CrossEncoder) -> np.ndarray:
+    def _scores(self, model: CrossEncoder) -> np.ndarray:
         """Return the scores of the pairs, (pairs,) in float64. Raises ValueError for a model of several labels."""
-        scores = self.predictions(model)
+        scores = self.predictions(model, self.sentence_pairs)
         if scores.ndim != 1:
             raise ValueError(f"the model has {scores.shape[1]} labels, expected one")
         return scores.astype(np.float64)
@@ -84,7 +84,7 @@ class CrossEncoderClassificationEvaluator(PairsEvaluator):
         return super().columns({f"{kind}_f1" if (kind := name[3:]) in means else name: found[name] for name in found})
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
-        scores = self.predictions(model)
+        scores = self.predictions(model, self.sentence_pairs)
         if scores.ndim == 1:
             if self.labels.max() > 1:
                 raise ValueError("labels has numbers above 1, expected 0 and 1: the model has one label")
@@ -122,7 +122,7 @@ class CrossEncoderCorrelationEvaluator(PairsEvaluator):
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         """Raise ImportError without SciPy."""
-        return correlations(self.scores_of(model), self.scores), "spearman"
+        return correlations(self._scores(model), self.scores), "spearman"
 
 
 class CrossEncoderRerankingEvaluator(PairsEvaluator):
@@ -182,7 +182,7 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
         return {name.upper(): value for name, value in found.items() if not name.startswith("base_")}
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
-        parts = np.split(self.scores_of(model), np.cumsum([len(each) for each in self.rankings])[:-1])
+        parts = np.split(self._scores(model), np.cumsum([len(each) for each in self.rankings])[:-1])
         found = of_rankings(self.rankings, parts, self.at_k)
         if self.base:
             orders = [-np.arange(len(each), dtype=np.float64) for each in self.base]

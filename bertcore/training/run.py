@@ -279,7 +279,8 @@ class Run:
         facts["learning_rate"], again = self.optimizer.lr, self._gradients(made.part)[1]  # from the same weights
         parts = self.processes.gathered(made.part)
         batches = [batch for _, batch in sorted(itertools.chain(*parts), key=lambda numbered: numbered[0])]
-        facts["non_finite_gradients"] = safeguards.non_finite(again)
+        xp = kernels.array_module(next(iter(again.values())))
+        facts["non_finite_gradients"] = [name for name, array in again.items() if not xp.isfinite(array).all()]
         self.processes.from_first(lambda: safeguards.save_failed_step(folder, self.model, batches, facts))
         raise TrainingDiverged(
             f"step {made.step}: the loss is {made.loss}, the norm of the gradients {made.norm}; {folder} holds the "

@@ -103,11 +103,6 @@ class TrainingDiverged(RuntimeError):
         self.folder = folder
 
 
-def non_finite(grads: Mapping[str, Any]) -> list[str]:
-    """Return the names of the gradients that hold inf or NaN."""
-    return [name for name, array in grads.items() if not bool(kernels.array_module(array).isfinite(array).all())]
-
-
 def save_failed_step(folder: Path, model: Any, batches: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> None:
     """Write the model before the step, its batches (batch-0.npz, ...) and the facts (failure.json)."""
 

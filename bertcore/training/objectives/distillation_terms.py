@@ -143,10 +143,10 @@ class Term:
         return []
 
     def loss(self, outputs: Outputs, maps: Sequence[Linear]) -> Tensor:
-        """Return the term's loss, before its weight: by default the sum of `losses`."""
-        return functools.reduce(functools.partial(functional.add, outputs.run), self.losses(outputs, maps))
+        """Return the term's loss, before its weight: by default the sum of `_losses`."""
+        return functools.reduce(functools.partial(functional.add, outputs.run), self._losses(outputs, maps))
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         """Yield the losses of layers or logits, 0-d arrays, at least one."""
         raise NotImplementedError(f"{type(self).__name__} does not define its loss")
 
@@ -202,7 +202,7 @@ class SoftTargets(Term):
     def is_of_texts(self, teacher: Model) -> bool:
         return not TASKS_OF_TOKENS.intersection(getattr(teacher, "tasks", ()))
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         compare = similarity.soft_target_divergence
         for own, other in outputs.logits(self.labelled_only):
             yield compare(outputs.run, own, targets=other, temperature=self.temperature)
@@ -222,7 +222,7 @@ class HiddenCosine(Term):
     def check(self, student: TrainedModel, teacher: Model) -> None:
         _check_widths(self, student, teacher)
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         for own, other in outputs.states(self.pairs(*outputs.specs)):
             yield similarity.cosine_distance(outputs.run, own, targets=other)
 
@@ -251,7 +251,7 @@ class HiddenStates(Term):
         sizes = {"in_features": student.hidden_size, "out_features": teacher.hidden_size, "bias": False}
         return [Linear(f"{name}.{kind}", **sizes) for kind in self._kinds(self.pairs(student, teacher))]
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         layers = self.pairs(*outputs.specs)
         by_kind = dict(zip(self._kinds(layers), maps, strict=True)) if self.projected else {}
         for layer, (own, other) in zip(layers, outputs.states(layers), strict=True):
@@ -280,7 +280,7 @@ class _Attention(Term):
             if len({*own, *other}) > 1:
                 raise ValueError(f"{name}: heads of queries and of keys are {own} and {other}, expected equally many")
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         layers = self.pairs(*outputs.specs)
         for pair, (own, other) in zip(layers.items(), outputs.projections(layers), strict=True):
             specs = [spec.layers[layer - 1] for spec, layer in zip(outputs.specs, pair, strict=True)]
@@ -345,7 +345,7 @@ class Relations(Term):
                 if width % heads:
                     raise ValueError(f"heads is {heads}, expected a divisor of the {whose}'s {width} ({part})")
 
-    def losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
+    def _losses(self, outputs: Outputs, maps: Sequence[Linear]) -> Iterator[Tensor]:
         heads = self.heads or outputs.specs[0].num_heads
         options = {"heads": heads, "cu_seqlens": outputs.cu_seqlens, "compare": similarity.divergence_of_scores}
         for own, other in outputs.projections(self.pairs(*outputs.specs)):

@@ -147,7 +147,10 @@ class WithTemperatures(ChunkedObjective):
 
     def of_scores(self, scores: Array, labels: Array) -> tuple[Array, Array]:
         """Return the loss and the gradient of the scores, (examples, documents); labels are the teacher's scores."""
-        return similarity.score_divergence(scores, labels, self.temperatures)
+        checks.shape(scores.shape, labels=labels)
+        student, teacher = self.temperatures
+        value, grad = similarity.divergence_of_scores(scores / student, labels / teacher)
+        return value * student**2 / len(scores), grad * student / len(scores)
 
 
 class WithParts(Block):

@@ -13,7 +13,7 @@ from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.training.objectives import similarity
 from bertcore.training.objectives.embeddings import EmbeddingObjective, TextEncoder
-from bertcore.training.objectives.similarity import ALL_DISTANCES, softplus
+from bertcore.training.objectives.similarity import ALL_DISTANCES, log_sums, softplus
 
 
 class Pairs(EmbeddingObjective):
@@ -46,8 +46,11 @@ class CoSENTLoss(Pairs):
         self.scale = check_number("scale", scale, above_zero=True)
 
     def of_cosines(self, scores: Array, labels: Array | None) -> tuple[Array, Array]:
-        value, grad = similarity.ordering_loss(self.scale * scores, labels)
-        return value, self.scale * grad
+        xp, scores = kernels.array_module(scores), self.scale * scores
+        differences = xp.where(labels[:, None] < labels, scores[:, None] - scores, -xp.inf)
+        value, shares = log_sums(xp.concatenate([xp.zeros(1), differences.ravel()]))  # the 1 is exp(0)
+        weights = shares[1:].reshape(differences.shape)
+        return value, self.scale * (weights.sum(axis=1) - weights.sum(axis=0))
 
 
 class CosineSimilarityLoss(Pairs):

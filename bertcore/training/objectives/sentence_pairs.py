@@ -194,16 +194,11 @@ class TranslationLM(MaskedLM):
         texts = {name: value for name, value in batch.items() if name != RESTART}
         if model.spec.max_positions:
             ids = kernels.to_host(batch["input_ids"])
-            mask = kernels.to_host(batch.get("attention_mask", np.ones_like(ids)))
-            texts["position_ids"] = restarted(mask, kernels.to_host(batch[RESTART])) + model.spec.position_offset
+            is_real = kernels.to_host(batch.get("attention_mask", np.ones_like(ids))) != 0
+            places, (first, position) = np.cumsum(is_real, axis=1) - 1, kernels.to_host(batch[RESTART]).T[:, :, None]
+            places = np.where(places >= first, places - first + position, places)
+            texts["position_ids"] = np.where(is_real, places, 0) + model.spec.position_offset
         return super().loss(model, texts)
-
-
-def restarted(mask: np.ndarray, restart: np.ndarray) -> np.ndarray:
-    """Return positions from 0, (examples, length), 0 at padding; token restart[:, 0] has position restart[:, 1]."""
-    places = np.cumsum(mask != 0, axis=1) - 1
-    first, position = restart[:, :1], restart[:, 1:]
-    return np.where(mask != 0, np.where(places >= first, places - first + position, places), 0)
 
 
 def _pairs(documents: Documents) -> Iterator[list[str]]:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 
 from bertcore import kernels
-from bertcore.kernels import checks
 from bertcore.kernels.arrays import Array
 from bertcore.nn.functional import sequence_spans
 from bertcore.nn.operation import operation
@@ -212,18 +211,6 @@ def ranking_loss(scores: Array) -> tuple[Array, Array]:
     return (sums - scores[rows, rows]).mean(), grad / len(scores)
 
 
-def ordering_loss(scores: Array, labels: Array) -> tuple[Array, Array]:
-    """Return log(1 + sum of exp(scores_i - scores_j) over all pairs with labels_i < labels_j), and its gradient.
-
-    `scores` and `labels` are (rows,) each (Su 2022, https://kexue.fm/archives/8847).
-    """
-    xp = kernels.array_module(scores)
-    differences = xp.where(labels[:, None] < labels, scores[:, None] - scores, -xp.inf)
-    value, shares = log_sums(xp.concatenate([xp.zeros(1), differences.ravel()]))  # the 1 is exp(0)
-    weights = shares[1:].reshape(differences.shape)
-    return value, weights.sum(axis=1) - weights.sum(axis=0)
-
-
 CHUNK = 1 << 16  # logits compared at once: intermediate results stay in the second-level cache
 SHORT = 512  # columns
 
@@ -269,17 +256,6 @@ def divergence_of_scores(scores: Array, targets: Array, out: Array | None = None
     losses = _exact_log_sums(scores, own) - _exact_log_sums(targets, wanted)
     losses += xp.einsum("...c,...c->...", wanted, targets - scores)  # faster than a product and its sum in float64
     return losses.sum(dtype="float64"), xp.subtract(own, wanted, out=own if out is None else out)
-
-
-def score_divergence(scores: Array, labels: Array, temperatures: tuple[float, float]) -> tuple[Array, Array]:
-    """Return student^2 times the mean of KL(softmax(labels / teacher) || softmax(scores / student)), and its gradient.
-
-    Both are (examples, documents); `temperatures` are the student's and the teacher's.
-    """
-    checks.shape(scores.shape, labels=labels)
-    student, teacher = temperatures
-    value, grad = divergence_of_scores(scores / student, labels / teacher)
-    return value * student**2 / len(scores), grad * student / len(scores)
 
 
 def _exact_log_sums(scores, probabilities):
