@@ -43,35 +43,23 @@ SAME = [("1", "2"), ("2", "5"), ("35", "36"), ("36", "37"), ("7", "nowhere")]
 TEACHER = object()  # stands for the encoder
 ROWS = [{"de": MANY[k], "en": MANY[k + 9], "fr": MANY[k + 18] if k % 2 else " "} for k in range(9)]
 ALL = ["cosine", "dot", "euclidean", "manhattan"]
+SEARCH, TRIPLES = (QUERIES, CORPUS, RELEVANT), (MANY[:13], MANY[13:26], MANY[26:])
+SCORED, BINARY = (MANY[:19], MANY[19:38], SCORES), (MANY[:19], MANY[19:38], LABELS)
+IN_CHUNKS = {"corpus_chunk_size": 7, "ndcg_at_k": [1, 5, 100], "mrr_at_k": [2], "truncate_dim": 5, "name": "some"}
+DOT = {"main_similarity_function": SimilarityFunction.DOT_PRODUCT, "margin": {"dot": 0.1}}
 DATA = {
-    "retrieval": ("InformationRetrievalEvaluator", (QUERIES, CORPUS, RELEVANT), {}),
-    "retrieval-chunks": (
-        "InformationRetrievalEvaluator",
-        (QUERIES, CORPUS, RELEVANT),
-        {"corpus_chunk_size": 7, "ndcg_at_k": [1, 5, 100], "mrr_at_k": [2], "truncate_dim": 5, "name": "some"},
-    ),
-    "similarity": ("EmbeddingSimilarityEvaluator", (MANY[:19], MANY[19:38], SCORES), {"name": "pairs"}),
-    "similarities": ("EmbeddingSimilarityEvaluator", (MANY[:19], MANY[19:38], SCORES), {"similarity_fn_names": ALL}),
+    "retrieval": ("InformationRetrievalEvaluator", SEARCH, {}),
+    "retrieval-chunks": ("InformationRetrievalEvaluator", SEARCH, IN_CHUNKS),
+    "similarity": ("EmbeddingSimilarityEvaluator", SCORED, {"name": "pairs"}),
+    "similarities": ("EmbeddingSimilarityEvaluator", SCORED, {"similarity_fn_names": ALL}),
     **{
-        precision: (
-            "EmbeddingSimilarityEvaluator",
-            (MANY[:19], MANY[19:38], SCORES),
-            {"precision": precision, "main_similarity": "dot"},
-        )
+        precision: ("EmbeddingSimilarityEvaluator", SCORED, {"precision": precision, "main_similarity": "dot"})
         for precision in ("uint8", "binary", "ubinary")
     },
-    "triplets": ("TripletEvaluator", (MANY[:13], MANY[13:26], MANY[26:]), {"margin": 0.01}),
-    "triplets-all": (
-        "TripletEvaluator",
-        (MANY[:13], MANY[13:26], MANY[26:]),
-        {
-            "similarity_fn_names": ALL,
-            "main_similarity_function": SimilarityFunction.DOT_PRODUCT,
-            "margin": {"dot": 0.1},
-        },
-    ),
-    "binary": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {}),
-    "binary-all": ("BinaryClassificationEvaluator", (MANY[:19], MANY[19:38], LABELS), {"similarity_fn_names": ALL}),
+    "triplets": ("TripletEvaluator", TRIPLES, {"margin": 0.01}),
+    "triplets-all": ("TripletEvaluator", TRIPLES, {"similarity_fn_names": ALL} | DOT),
+    "binary": ("BinaryClassificationEvaluator", BINARY, {}),
+    "binary-all": ("BinaryClassificationEvaluator", BINARY, {"similarity_fn_names": ALL}),
     "alike": ("BinaryClassificationEvaluator", (MANY[:5], MANY[:5], [1] * 5), {}),
     "reranking": ("RerankingEvaluator", (SAMPLES,), {"at_k": 2}),
     "mse": ("MSEEvaluator", (MANY[:19], MANY[19:38], TEACHER), {}),
@@ -152,7 +140,7 @@ def test_translations_and_sequences_equal_sentence_transformers(encoder, tmp_pat
         folder = tmp_path / kind.__name__
         translations = kind.TranslationEvaluator(*columns, name="some", print_wrong_matches=True)
         found = translations(model, str(folder))
-        pairs = kind.TripletEvaluator(MANY[:13], MANY[13:26], MANY[26:])
+        pairs = kind.TripletEvaluator(*TRIPLES)
         several = kind.SequentialEvaluator([pairs, lambda *given: given[2], pairs], main_score_function=sum)
         found |= several(encoder, str(folder), 3)
         files = {file.name: file.read_text().split()[0] for file in folder.iterdir()}
@@ -286,23 +274,12 @@ ENCODES = SimpleNamespace(encode=len)
     (ValueError, "relevant_docs answers 0 of 1 queries", "InformationRetrieval", ({"q": "a"}, CORPUS, {}), {}),
     (ValueError, "corpus has 0 documents", "InformationRetrieval", (QUERIES, {}, RELEVANT), {}),
     (TypeError, "queries is list", "InformationRetrieval", (TWO, CORPUS, RELEVANT), {}),
-    (
-        TypeError,
-        "score_functions is list, expected a mapping by",
-        "InformationRetrieval",
-        (QUERIES, CORPUS, RELEVANT),
-        {"score_functions": ["cosine"]},
-    ),
-    (
-        TypeError,
-        r"score_functions\['dot'\] is 'dot', expected a function",
-        "InformationRetrieval",
-        (QUERIES, CORPUS, RELEVANT),
-        {"score_functions": {"dot": "dot"}},
-    ),
+    (TypeError, "score_functions is list, expected a ma", "InformationRetrieval", SEARCH, {"score_functions": ["cos"]}),
+    (TypeError, r"score_functions\['dot'\] is 'dot', expected a function", "InformationRetrieval", SEARCH,
+     {"score_functions": {"dot": "dot"}}),
     (TypeError, r"relevant_docs\['q0'\] is str", "InformationRetrieval", (QUERIES, CORPUS, {"q0": "d1"}), {}),
-    (ValueError, "mrr_at_k is 0", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"mrr_at_k": [0]}),
-    (ValueError, "ndcg_at_k is empty", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"ndcg_at_k": []}),
+    (ValueError, "mrr_at_k is 0", "InformationRetrieval", SEARCH, {"mrr_at_k": [0]}),
+    (ValueError, "ndcg_at_k is empty", "InformationRetrieval", SEARCH, {"ndcg_at_k": []}),
     (ValueError, "sentences1 has 2, sentences2 has 1", "EmbeddingSimilarity", (TWO, ["a"], [1, 2]), {}),
     (ValueError, "scores has shape", "EmbeddingSimilarity", (TWO, TWO, [1]), {}),
     (TypeError, "scores is {}, expected 2 finite numbers", "EmbeddingSimilarity", (TWO, TWO, {}), {}),
@@ -320,7 +297,7 @@ ENCODES = SimpleNamespace(encode=len)
     (TypeError, "duplicates_list has 3, expected pairs", "ParaphraseMining", ({"a": "b"}, [3]), {}),
     (TypeError, "duplicates_dict is 'x'", "ParaphraseMining", ({"a": "b"},), {"duplicates_dict": "x"}),
     (ValueError, "scores holds inf or NaN", "EmbeddingSimilarity", (TWO, TWO, [1, float("nan")]), {}),
-    (TypeError, "mrr_at_k is int, expected", "InformationRetrieval", (QUERIES, CORPUS, RELEVANT), {"mrr_at_k": 5}),
+    (TypeError, "mrr_at_k is int, expected", "InformationRetrieval", SEARCH, {"mrr_at_k": 5}),
     (TypeError, "samples is NoneType, expected a list", "Reranking", (None,), {}),
     (TypeError, "samples is NoneType, expected a list", "CrossEncoderReranking", (None,), {}),
     (TypeError, "sentence_pairs is NoneType, expected a list", "CrossEncoderCorrelation", (None, [1]), {}),
@@ -377,9 +354,7 @@ def test_models_are_encoders(model):
 
 def test_a_reranker_is_not_an_encoder_of_texts(encoder):
     reranker = SimpleNamespace(predict=len)
-    refuses(
-        TypeError, "expected one with encode or", InformationRetrievalEvaluator(QUERIES, CORPUS, RELEVANT), reranker
-    )
+    refuses(TypeError, "expected one with encode or", InformationRetrievalEvaluator(*SEARCH), reranker)
     evaluator = evaluation.CrossEncoderCorrelationEvaluator([TWO], [1])
     refuses(TypeError, "model is SentenceEncoder, expected one with predict", evaluator, encoder)
 

@@ -152,28 +152,22 @@ def test_squads_own_file(tmp_path, name, indent):
     refuses(MalformedRecord, r"a\.json.*:1: not JSON", list, Records(write(tmp_path / name, json.dumps(nested)[:-9])))
 
 
+def asking(**question):
+    return {"paragraphs": [{"context": "a", "qas": [question]}]}
+
+
 @pytest.mark.parametrize("article, message", [
     ({"title": "Cats"}, r"data\[0\] has no list named 'paragraphs'"),
     ({"paragraphs": {"a": 1}, "title": 5}, r"data\[0\] has no list named 'paragraphs'"),
     ({"paragraphs": [5]}, r"data\[0\]\.paragraphs\[0\] has no list named 'qas'"),
     ({"paragraphs": [{"qas": []}]}, r"data\[0\]\.paragraphs\[0\] has no text named 'context'"),
-    (
-        {
-            "paragraphs": [
-                {"context": "a", "qas": [{"question": "q", "answers": [{"text": "a", "answer_start": "0"}]}]}
-            ]
-        },
-        r"qas\[0\]\.answers\[0\] has no integer named 'answer_start'",
-    ),
-    (
-        {"paragraphs": [{"context": "a", "qas": [{"question": None, "answers": []}]}]},
-        r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no text named 'question'",
-    ),
+    (asking(question="q", answers=[{"text": "a", "answer_start": "0"}]), r"qas\[0\]\.answers\[0\] has no integer"),
+    (asking(question=None, answers=[]), r"data\[0\]\.paragraphs\[0\]\.qas\[0\] has no text named 'question'"),
 ])  # fmt: skip
 def test_squads_own_file_with_a_wrong_part(tmp_path, article, message):
     """The error names the part, and costs that part alone."""
-    right = {"title": "a", "paragraphs": [{"context": "a", "qas": [{"question": "q", "answers": []}]}]}
-    path = write(tmp_path / "a.json", json.dumps({"version": "1", "data": [{"title": "a"} | article, right]}))
+    data = [{"title": "a"} | article, {"title": "a"} | asking(question="q", answers=[])]
+    path = write(tmp_path / "a.json", json.dumps({"version": "1", "data": data}))
     refuses(MalformedRecord, message, list, Records(path))
     records = Records(path, on_malformed="skip")
     assert len(list(records)) == 1 and records.malformed == 1
