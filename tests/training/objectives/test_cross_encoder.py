@@ -222,9 +222,9 @@ def test_gradients_of_parameters(tokenizer, chunk):
     assert_gradients(objective, model, objective.collator(tokenizer)(EXAMPLES))
 
 
-def value_of(objective, labels):
-    scores = np.ones((2, 2 if objective.num_labels is None else 1))
-    return objective.prepared({"input_ids": np.ones((2, 3)), "labels": labels})[1](scores)
+def value_of(objective, width=1, **batch):
+    """Return the loss of two pairs, of a model with `width` scores."""
+    return objective.prepared({"input_ids": np.ones((2, 3))} | batch)[1](np.ones((2, width)))
 
 
 @pytest.mark.parametrize("call, message", [
@@ -232,22 +232,16 @@ def value_of(objective, labels):
     (lambda t: ours.MSELoss(activation_fn="gelu"), "activation_fn is 'gelu', expected one of 'identity'"),
     (lambda t: PairCollator(t)([]), "examples is empty"),
     (lambda t: PairCollator(t)([{"query": "a", "docs": []}]), r"examples\[0\] has no document"),
-    (lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3))}), "batch has no labels, expected some for MSE"),
-    (
-        lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2], "lists": np.ones(3)}),
-        r"lists has shape \(3,\), expected \(2,\)",
-    ),
-    (
-        lambda t: ours.MSELoss().prepared({"input_ids": np.ones((2, 3)), "labels": [1, 2]})[1](np.ones((2, 4))),
-        "model has 4 labels, expected 1 for MSE",
-    ),
+    (lambda t: value_of(ours.MSELoss()), "batch has no labels, expected some for MSE"),
+    (lambda t: value_of(ours.MSELoss(), labels=[1, 2], lists=np.ones(3)), r"lists has shape \(3,\), expected \(2,\)"),
+    (lambda t: value_of(ours.MSELoss(), 4, labels=[1, 2]), "model has 4 labels, expected 1 for MSE"),
     (lambda t: ours.ADRMSELoss(alpha=0), "alpha is 0, expected a finite number above 0"),
     (lambda t: ours.LambdaLoss().checked([0, -1], 2), r"labels\[1\] is -1.0, expected at least 0"),
     (lambda t: ours.LambdaLoss(eps=0), "eps is 0, expected a finite number above 0"),
-    (lambda t: value_of(ours.BinaryCrossEntropyLoss(), [1, 5]), r"labels\[1\] is 5.0, expected 0 to 1"),
-    (lambda t: value_of(ours.CrossEntropyLoss(), [0, 2]), r"labels\[1\] is 2.0, expected a class from 0 to 1"),
-    (lambda t: value_of(ours.CrossEntropyLoss(), [0.5, 1]), r"labels\[0\] is 0.5, expected a class from 0 to 1"),
-    (lambda t: value_of(ours.MultipleNegativesRankingLoss(), [0, 1]), "batch has labels, expected none for Multiple"),
+    (lambda t: value_of(ours.BinaryCrossEntropyLoss(), labels=[1, 5]), r"labels\[1\] is 5.0, expected 0 to 1"),
+    (lambda t: value_of(ours.CrossEntropyLoss(), 2, labels=[0, 2]), r"labels\[1\] is 2.0, expected a class from 0 to"),
+    (lambda t: value_of(ours.CrossEntropyLoss(), 2, labels=[0.5, 1]), r"labels\[0\] is 0.5, expected a class from 0"),
+    (lambda t: value_of(ours.MultipleNegativesRankingLoss(), labels=[0, 1]), "batch has labels, expected none for Mul"),
     (
         lambda t: ours.MarginMSELoss().of_scores(np.ones(4), np.ones(2), [slice(0, 1), slice(1, 4)]),
         "examples have 1, 3 documents, expected the same number for MarginMSELoss",
