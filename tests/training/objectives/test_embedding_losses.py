@@ -6,23 +6,18 @@ import numpy as np
 import pytest
 
 from bertcore import AutoModel
+from bertcore.training import objectives
 from bertcore.training.objectives import (
     AdaptiveLayerLoss,
     AnglELoss,
-    BatchAllTripletLoss,
-    BatchHardSoftMarginTripletLoss,
     BatchHardTripletLoss,
-    BatchSemiHardTripletLoss,
     ContrastiveLoss,
     CoSENTLoss,
-    CosineSimilarityLoss,
     DistillKLDivLoss,
     GISTEmbedLoss,
-    MarginMSELoss,
     MatryoshkaLoss,
     MSELoss,
     MultipleNegativesRankingLoss,
-    MultipleNegativesSymmetricRankingLoss,
     OnlineContrastiveLoss,
     SoftmaxLoss,
     TripletLoss,
@@ -48,91 +43,67 @@ def numbers(*shape):
     return lambda count: np.random.default_rng(3).normal(size=(count, *shape))
 
 
-TRIPLETS = (BatchHardTripletLoss, BatchSemiHardTripletLoss, BatchAllTripletLoss)
-TIED = [0.3, 0.9, 0.3, -0.2, 0.5, 0.9, 0.9, 0.1]
-CASES = {  # name: (objective, columns, labels of so many examples, arguments of theirs)
-    "MultipleNegativesRankingLoss": (MultipleNegativesRankingLoss(), 2, lambda count: None, {}),
-    "MultipleNegativesRankingLoss of negatives": (
-        MultipleNegativesRankingLoss(scale=3.0), 4, lambda count: None, {"scale": 3.0}
-    ),
-    "MultipleNegativesSymmetricRankingLoss": (
-        MultipleNegativesSymmetricRankingLoss(), 3, lambda count: None, {}
-    ),
-    "CoSENTLoss": (CoSENTLoss(scale=2.5), 2, lambda count: TIED[:count], {"scale": 2.5}),
-    "CosineSimilarityLoss": (CosineSimilarityLoss(), 2, lambda count: TIED[:count], {}),
+def nothing(count):
+    return None
+
+
+def halves(count):
+    return np.arange(count) % 2
+
+
+def tied(count):
+    return [0.3, 0.9, 0.3, -0.2, 0.5, 0.9, 0.9, 0.1][:count]
+
+
+TRIPLETS = ("BatchHardTripletLoss", "BatchSemiHardTripletLoss", "BatchAllTripletLoss")
+FORMS = {"": (classes, 5.0), "of a small margin": (classes, 0.3), "of one class": (np.zeros, 5.0)}
+FORMS |= {"of all classes": (np.arange, 5.0)}
+GUIDED = (
+    {"temperature": 0.5},
+    {"margin": 0.3, "contrast_anchors": False},
+    {"margin": -0.3},
+    {"margin_strategy": "relative", "margin": 0.9, "contrast_positives": False},
+)
+CASES = {  # class and what is special: (columns, labels of so many examples, arguments)
+    "MultipleNegativesRankingLoss": (2, nothing, {}),
+    "MultipleNegativesRankingLoss of negatives": (4, nothing, {"scale": 3.0}),
+    "MultipleNegativesSymmetricRankingLoss": (3, nothing, {}),
+    "CoSENTLoss": (2, tied, {"scale": 2.5}),
+    "CosineSimilarityLoss": (2, tied, {}),
     **{
-        f"TripletLoss by {name}": (
-            TripletLoss(None, name, 0.7), 3, lambda count: None,
-            {"distance_metric": name.upper(), "triplet_margin": 0.7},
-        )
+        f"TripletLoss by {name}": (3, nothing, {"distance_metric": name, "triplet_margin": 0.7})
         for name in ("euclidean", "cosine", "manhattan")
     },
-    "MarginMSELoss": (MarginMSELoss(), 3, numbers(), {}),
-    "MarginMSELoss of negatives": (MarginMSELoss(), 4, numbers(2), {}),
-    "AnglELoss": (AnglELoss(), 2, numbers(), {}),
-    "AnglELoss of triplets": (AnglELoss(scale=5.0), 3, lambda count: None, {"scale": 5.0}),
-    "AnglELoss of four texts": (AnglELoss(), 4, numbers(), {}),
-    "ContrastiveLoss": (ContrastiveLoss(), 2, lambda count: np.arange(count) % 2, {}),
-    "ContrastiveLoss summed": (
-        ContrastiveLoss(None, "euclidean", 3.0, size_average=False), 2, lambda count: np.arange(count) % 2,
-        {"distance_metric": "EUCLIDEAN", "margin": 3.0, "size_average": False},
-    ),
-    "OnlineContrastiveLoss": (
-        OnlineContrastiveLoss(margin=1.2), 2, lambda count: np.arange(count) % 2, {"margin": 1.2}
-    ),
-    "OnlineContrastiveLoss by manhattan": (
-        OnlineContrastiveLoss(None, "manhattan", margin=9.0), 2, lambda count: np.arange(count) % 2,
-        {"distance_metric": "MANHATTAN", "margin": 9.0},
-    ),
-    "OnlineContrastiveLoss of near pairs": (OnlineContrastiveLoss(), 2, np.ones, {}),
-    "OnlineContrastiveLoss of far pairs": (OnlineContrastiveLoss(margin=2.0), 2, np.zeros, {"margin": 2.0}),
-    **{
-        f"{kind.__name__} {what}": (kind(margin=margin), 1, labels, {"margin": margin})
-        for kind in TRIPLETS
-        for what, labels, margin in (
-            ("", classes, 5.0),
-            ("of a small margin", classes, 0.3),
-            ("of one class", np.zeros, 5.0),
-            ("of all classes", np.arange, 5.0),
-        )
-    },
-    **{
-        f"{kind.__name__} by cosine": (
-            kind(None, "cosine", 0.5), 1, classes, {"distance_metric": "cosine_distance", "margin": 0.5}
-        )
-        for kind in TRIPLETS
-    },
-    "BatchHardSoftMarginTripletLoss": (BatchHardSoftMarginTripletLoss(), 1, classes, {}),
-    "MSELoss": (MSELoss(), 1, numbers(DIM), {}),
-    "MSELoss of translations": (MSELoss(), 3, numbers(DIM), {}),
-    "MSELoss of columns": (MSELoss(), 2, numbers(2, DIM), {}),
-    "DistillKLDivLoss": (DistillKLDivLoss(), 4, numbers(3), {}),
-    "DistillKLDivLoss of temperatures": (
-        DistillKLDivLoss(temperature=2.0, teacher_temperature=0.5), 3, numbers(2),
-        {"temperature": 2.0, "teacher_temperature": 0.5},
-    ),
-    "MarginMSELoss of similarities": (MarginMSELoss(), 4, numbers(3), {}),
-    **{
-        f"GISTEmbedLoss {columns} {options}": (
-            GISTEmbedLoss(None, Guide(), **options), columns, numbers(columns, 4), options
-        )
-        for columns in (2, 3)
-        for options in (
-            {"temperature": 0.5},
-            {"margin": 0.3, "contrast_anchors": False},
-            {"margin": -0.3},
-            {"margin_strategy": "relative", "margin": 0.9, "contrast_positives": False},
-        )
-    },
-    "MatryoshkaLoss": (
-        MatryoshkaLoss(None, TripletLoss(triplet_margin=0.5), [6, 3], [1.0, 0.5]), 3, lambda count: None,
-        {"matryoshka_dims": [6, 3], "matryoshka_weights": [1.0, 0.5]},
-    ),
-    "MatryoshkaLoss of a teacher": (
-        MatryoshkaLoss(None, MSELoss(), [6, 2]), 2, numbers(DIM),
-        {"matryoshka_dims": [6, 2], "matryoshka_weights": [1, 1]},
-    ),
-}  # fmt: skip
+    "MarginMSELoss": (3, numbers(), {}),
+    "MarginMSELoss of negatives": (4, numbers(2), {}),
+    "MarginMSELoss of similarities": (4, numbers(3), {}),
+    "AnglELoss": (2, numbers(), {}),
+    "AnglELoss of triplets": (3, nothing, {"scale": 5.0}),
+    "AnglELoss of four texts": (4, numbers(), {}),
+    "ContrastiveLoss": (2, halves, {}),
+    "ContrastiveLoss summed": (2, halves, {"distance_metric": "euclidean", "margin": 3.0, "size_average": False}),
+    "OnlineContrastiveLoss": (2, halves, {"margin": 1.2}),
+    "OnlineContrastiveLoss by manhattan": (2, halves, {"distance_metric": "manhattan", "margin": 9.0}),
+    "OnlineContrastiveLoss of near pairs": (2, np.ones, {}),
+    "OnlineContrastiveLoss of far pairs": (2, np.zeros, {"margin": 2.0}),
+    **{f"{kind} {form}": (1, FORMS[form][0], {"margin": FORMS[form][1]}) for kind in TRIPLETS for form in FORMS},
+    **{f"{kind} by cosine": (1, classes, {"distance_metric": "cosine", "margin": 0.5}) for kind in TRIPLETS},
+    "BatchHardSoftMarginTripletLoss": (1, classes, {}),
+    "MSELoss": (1, numbers(DIM), {}),
+    "MSELoss of translations": (3, numbers(DIM), {}),
+    "MSELoss of columns": (2, numbers(2, DIM), {}),
+    "DistillKLDivLoss": (4, numbers(3), {}),
+    "DistillKLDivLoss of temperatures": (3, numbers(2), {"temperature": 2.0, "teacher_temperature": 0.5}),
+    **{f"GISTEmbedLoss {count} {some}": (count, numbers(count, 4), some) for count in (2, 3) for some in GUIDED},
+    "MatryoshkaLoss": (3, nothing, {"matryoshka_dims": [6, 3], "matryoshka_weights": [1.0, 0.5]}),
+    "MatryoshkaLoss of a teacher": (2, numbers(DIM), {"matryoshka_dims": [6, 2], "matryoshka_weights": [1, 1]}),
+}
+
+
+def objective_of(name):
+    kind, inner = name.split()[0], MSELoss() if "teacher" in name else TripletLoss(triplet_margin=0.5)
+    more = {"GISTEmbedLoss": {"guide": Guide()}, "MatryoshkaLoss": {"loss": inner}}.get(kind, {})
+    return getattr(objectives, kind)(model=None, **more, **CASES[name][2])
 
 
 def array_of(labels):
@@ -149,7 +120,7 @@ def vectors_of(columns, count, tied=False):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_gradient_is_the_slope_of_the_value(name, count):
-    objective, columns, labels, _ = CASES[name]
+    objective, (columns, labels, _) = objective_of(name), CASES[name]
     vectors, labels = vectors_of(columns, count), array_of(labels(count))
     _, grad = objective.of_embeddings(vectors, labels)
     for direction in np.random.default_rng(5).normal(size=(3, *vectors.shape)):
@@ -162,7 +133,7 @@ def test_gradient_is_the_slope_of_the_value(name, count):
 @pytest.mark.parametrize("count, tied", [(1, False), (2, False), (7, False), (8, True)])
 def test_values_and_gradients_are_those_of_sentence_transformers(name, count, tied):
     torch, peer = pytest.importorskip("torch"), pytest.importorskip("sentence_transformers.losses")
-    objective, columns, labels, options = CASES[name]
+    objective, (columns, labels, options) = objective_of(name), CASES[name]
     vectors, labels = vectors_of(columns, count, tied), array_of(labels(count))
     given = [torch.from_numpy(vectors[:, column]).requires_grad_() for column in range(columns)]
     targets = None if labels is None else torch.from_numpy(labels)
@@ -178,6 +149,7 @@ def of_columns(peer, name, options, columns, labels):
     if "distance_metric" in options:
         kinds = peer.SiameseDistanceMetric, peer.BatchHardTripletLossDistanceFunction, peer.TripletDistanceMetric
         key = options["distance_metric"]
+        key = f"{key}_distance" if name.startswith("Batch") else key.upper()
         options["distance_metric"] = next(getattr(kind, key) for kind in kinds if hasattr(kind, key))
     return getattr(peer, name)(None, **options).compute_loss_from_embeddings(columns, labels)
 
