@@ -192,11 +192,9 @@ def test_invalid_settings(tmp_path, settings, error):
 def test_wrong_types_of_model_and_example(tmp_path):
     args = TrainingArguments(tmp_path, max_steps=1)
     for wrong, kind in ((None, "NoneType"), ("bert-base-uncased", "str")):
-        with pytest.raises(TypeError, match=f"model is {kind}, expected one of bertcore's models"):
-            Trainer(wrong, args, collate, LABELLED)
-    padding = DataCollatorWithPadding(mock.Mock(pad_token_id=0))
-    with pytest.raises(ValueError, match=r"examples\[0\] is None, expected a mapping"):
-        Trainer(classifier(), args, padding, [None]).train()
+        refuses(TypeError, f"model is {kind}, expected one of bertcore's", Trainer, wrong, args, collate, LABELLED)
+    trainer = Trainer(classifier(), args, DataCollatorWithPadding(mock.Mock(pad_token_id=0)), [None])
+    refuses(ValueError, r"examples\[0\] is None, expected a mapping", trainer.train)
 
 
 def test_what_gives_nothing_to_train_on(tmp_path):

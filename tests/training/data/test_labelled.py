@@ -123,8 +123,7 @@ def test_labels_of_no_kind(labels, error):
 @pytest.mark.parametrize("labels", [("0.5", "nan", "0.25"), ("0.5", "n/a", "0.25"), ("1", "NaN", "2", "x")])
 def test_a_word_among_numbers_is_no_class(labels):
     """One score that lacks does not make all the others classes."""
-    with pytest.raises(MalformedRecord, match=rf"records\[1\] 'label' is '{labels[1]}', but a number in other records"):
-        LabelledTexts.found_in(rows(*labels))
+    refuses(MalformedRecord, rf"records\[1\] 'label' is '{labels[1]}', but a", LabelledTexts.found_in, rows(*labels))
     refuses(MalformedRecord, "'label' is 'x', but a", LabelledTexts.found_in, rows("1", "x"), kind="numbers")
     assert LabelledTexts.found_in(rows("1", "n/a", "2")).labels == ("1", "2", "n/a")
     assert LabelledTexts.found_in(rows("nan", "fra")).labels == ("fra", "nan")
@@ -132,18 +131,16 @@ def test_a_word_among_numbers_is_no_class(labels):
 
 def test_many_integers_need_a_kind():
     many = rows(*range(21))
-    with pytest.raises(ValueError, match="'label' has 21 different integers in 21 records, which may be classes or"):
-        LabelledTexts.found_in(many)
+    refuses(ValueError, "'label' has 21 different integers in 21 records, which may be", LabelledTexts.found_in, many)
     assert len(LabelledTexts.found_in(many, kind="classes").labels) == 21
     assert LabelledTexts.found_in(many, kind="numbers").problem_type == "regression"
     assert LabelledTexts.found_in(rows(1, 2), kind="numbers").problem_type == "regression"
     assert len(LabelledTexts.found_in(rows(*range(21), *list(range(21)) * 19)).labels) == 21  # 20 records each
     assert len(LabelledTexts.found_in(rows(*range(20))).labels) == 20
-    with pytest.raises(ValueError, match="kind is 'floats', expected one of None, 'classes', 'numbers'"):
-        LabelledTexts.found_in(many, kind="floats")
+    refuses(ValueError, "kind is 'floats', expected one of None", LabelledTexts.found_in, many, kind="floats")
     for labels, kind in ((("b", "a"), "numbers"), (([1], [2]), "numbers"), ((1, 0.5), "classes")):
-        with pytest.raises(ValueError, match=rf"kind \(--label-kind\) is '{kind}', but the labels in 'label' are not"):
-            LabelledTexts.found_in(rows(*labels), kind=kind)
+        message = rf"kind \(--label-kind\) is '{kind}', but the labels in 'label' are not"
+        refuses(ValueError, message, LabelledTexts.found_in, rows(*labels), kind=kind)
     assert LabelledTexts.found_in(rows(1, 0.5), kind="numbers").problem_type == "regression"
 
 

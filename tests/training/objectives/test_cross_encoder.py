@@ -256,9 +256,7 @@ def test_errors(tokenizer, call, message):
 
 
 def test_documents_are_texts(tokenizer):
-    with pytest.raises(TypeError, match=r"examples\[0\] has 3, expected texts"):
-        PairCollator(tokenizer)([{"query": "a", "docs": [3]}])
-    for wrong in (None, {"a": "b"}, b"a"):
+    for wrong in (None, {"a": "b"}, b"a", [3]):
         refuses(TypeError, "examples.0. has .*, expected texts", PairCollator(tokenizer), [{"q": "a", "d": wrong}])
     refuses(TypeError, "pos_weight is array", ours.BinaryCrossEntropyLoss, pos_weight=np.ones(2))
     refuses(TypeError, "lambda_weight is 'x', expected a function", ours.PListMLELoss, None, "x")
