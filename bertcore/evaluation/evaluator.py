@@ -93,10 +93,8 @@ class Evaluator(Described):
         return found
 
     def _embedded(self, encode: Callable[..., Any], texts: Sequence[str], **options: Any) -> Any:
-        options |= {"batch_size": self.batch_size, "show_progress_bar": self.show_progress_bar}
-        if self.truncate_dim is not None:
-            options["truncate_dim"] = self.truncate_dim
-        return encode(list(texts), **options)
+        options |= given(truncate_dim=self.truncate_dim)
+        return encode(list(texts), batch_size=self.batch_size, show_progress_bar=self.show_progress_bar, **options)
 
 
 class SequentialEvaluator(Evaluator):
