@@ -23,6 +23,8 @@ Score = Callable[[Any, Any], np.ndarray]
 class Evaluator(Described):
     """The base of all evaluators: the name of the data, and the file of results.
 
+    Evaluators take these arguments, `options`, beside their own.
+
     Args:
         name: name of the data; the metrics' names begin with it.
         batch_size: number of texts computed at once.

@@ -38,7 +38,6 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         main_similarity: the similarity whose Spearman correlation is the primary metric.
         similarity_fn_names: "cosine", "dot", "euclidean", "manhattan"; by default the main one, or the encoder's own.
         precision: compare normalised embeddings in this precision of `encode`.
-        options: see `Evaluator`.
 
     Raises ValueError for lists of different lengths and unknown names.
     """
@@ -96,7 +95,6 @@ class TripletEvaluator(Evaluator):
         main_similarity_function: the similarity of the primary metric.
         margin: how much closer the positive must be: a number, or a mapping with one per similarity.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
-        options: see `Evaluator`.
     """
 
     table = "triplet_evaluation{}_results.csv"
@@ -153,7 +151,6 @@ class BinaryClassificationEvaluator(Evaluator):
         sentences1, sentences2: the pairs.
         labels: 1 for similar pairs, 0 for others.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
-        options: see `Evaluator`.
     """
 
     table = "binary_classification_evaluation{}_results.csv"
@@ -205,7 +202,6 @@ class MSEEvaluator(Evaluator):
         source_sentences: the texts that the teacher embeds, once.
         target_sentences: the texts that the student embeds: the same ones, or their translations.
         teacher_model: the teacher, an encoder.
-        options: see `Evaluator`.
     """
 
     def __init__(
@@ -240,7 +236,6 @@ class MSEEvaluatorFromDataFrame(MSEEvaluator):
             left out.
         teacher_model: the teacher, an encoder.
         combinations: pairs of languages (source, target): the teacher embeds the sources, the student the targets.
-        options: see `Evaluator`.
     """
 
     table = "mse_evaluation{}_results.csv"
@@ -274,7 +269,6 @@ class TranslationEvaluator(Evaluator):
     Args:
         source_sentences, target_sentences: texts and their translations.
         print_wrong_matches: print the sources whose nearest target is another text.
-        options: see `Evaluator`.
     """
 
     table = "translation_evaluation{}_results.csv"
@@ -314,7 +308,6 @@ class LabelAccuracyEvaluator(Evaluator):
         dataloader: batches of examples with the attributes texts and label (sentence-transformers' InputExample).
         name: see `Evaluator`.
         softmax_model: the objective.
-        options: see `Evaluator`.
     """
 
     table = "accuracy_evaluation{}_results.csv"

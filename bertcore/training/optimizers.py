@@ -402,7 +402,6 @@ class Muon(Optimizer):
     (`kernels.muon_update`).
 
     Args:
-        model: as for `Optimizer`.
         momentum: the fraction of the momentum kept at each step (Nesterov's is applied).
         options: lr, betas, eps, weight_decay, groups as for `Optimizer`; betas and eps are AdamW's.
     """

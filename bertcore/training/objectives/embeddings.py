@@ -171,6 +171,8 @@ class WithParts(Block):
 class EmbeddingObjective(ChunkedObjective):
     """Base of objectives of sentence encoders; subclasses define their loss in `of_embeddings`.
 
+    Subclasses take these arguments beside their own.
+
     Args:
         model: the `SentenceEncoder` that is trained, with mean or cls pooling and perhaps a Normalize after it; or None
             for a model alone, to which the next arguments apply.
@@ -257,10 +259,8 @@ class MultipleNegativesRankingLoss(EmbeddingObjective):
     et al. 2018, arXiv:1807.03748).
 
     Args:
-        model: as for `EmbeddingObjective`.
         scale: the factor on similarities: 1 / temperature.
         similarity_fct: `util.cos_sim` or `util.dot_score`, or its name.
-        more: as for `EmbeddingObjective`.
     """
 
     columns = (2, None)

@@ -286,7 +286,6 @@ class FlopsLoss(EmbeddingObjective):
     """The sum of squares of the mean vector, which is small for sparse vectors (Paria et al. 2020, arXiv:2004.05665).
 
     Args:
-        model: as for `EmbeddingObjective`.
         threshold: vectors with at most this many entries count as zero (arXiv:2504.14839); by default all count.
     """
 
