@@ -115,10 +115,7 @@ class LabelledTexts:
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
     def inputs(self, records: Rows) -> Iterator[tuple[dict[str, str], Any]]:
-        """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
-
-        Raises MalformedRecord, a ValueError, naming a record that lacks a column or has an unknown label.
-        """
+        """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label."""
         columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
         for number, record in enumerate(records):
             texts = {name: _text(record, number, column) for name, column in columns.items()}
