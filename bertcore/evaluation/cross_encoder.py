@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ class PairsEvaluator(Evaluator):
     """The base of evaluators of pairs: texts (first, second), and the name of a prompt before the first ones."""
 
     methods = ("predict",)
+    _column = staticmethod(str.title)
 
     def __init__(
         self,
@@ -52,10 +54,6 @@ class PairsEvaluator(Evaluator):
             raise ValueError(f"the model has {scores.shape[1]} labels, expected one")
         return scores.astype(np.float64)
 
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics with their names in the spelling of sentence-transformers' tables."""
-        return {name.title(): value for name, value in found.items()}
-
 
 class CrossEncoderClassificationEvaluator(PairsEvaluator):
     """Measure the classes of pairs.
@@ -70,6 +68,7 @@ class CrossEncoderClassificationEvaluator(PairsEvaluator):
     """
 
     table = "CrossEncoderClassificationEvaluator{}_results.csv"
+    _column = staticmethod(lambda name: re.sub("^f1_(macro|micro|weighted)$", r"\1_f1", name).title())  # Macro_F1
 
     def __init__(self, sentence_pairs: Iterable[Sequence[str]], labels: Sequence[int], **options: Any):
         super().__init__(sentence_pairs, **options)
@@ -77,11 +76,6 @@ class CrossEncoderClassificationEvaluator(PairsEvaluator):
         if (numbers != numbers.astype(np.int64)).any() or numbers.min() < 0:
             raise ValueError("labels has negative numbers or fractions, expected the number of a class for each pair")
         self.labels = numbers.astype(np.int64)
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics in the spelling of sentence-transformers' tables: F1, or Macro_F1."""
-        means = ("macro", "micro", "weighted")
-        return super().columns({f"{kind}_f1" if (kind := name[3:]) in means else name: found[name] for name in found})
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         scores = self.predictions(model, self.sentence_pairs)
@@ -111,14 +105,11 @@ class CrossEncoderCorrelationEvaluator(PairsEvaluator):
     """
 
     table = "CrossEncoderCorrelationEvaluator{}_results.csv"
+    _column = staticmethod(lambda name: f"{name.title()}_Correlation")
 
     def __init__(self, sentence_pairs: Iterable[Sequence[str]], scores: Sequence[float], *more: Any, **options: Any):
         super().__init__(sentence_pairs, *more, **options)
         self.scores = checked_numbers("scores", scores, len(self.sentence_pairs))
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics as Pearson_Correlation and Spearman_Correlation."""
-        return {f"{name.title()}_Correlation": value for name, value in found.items()}
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         """Raise ImportError without SciPy."""
@@ -138,6 +129,8 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
         always_rerank_positives: rank also the positives that are missing from `documents`.
         name, prompt_name, batch_size, options: see `PairsEvaluator` and `Evaluator`.
     """
+
+    _column = staticmethod(lambda name: "" if name.startswith("base_") else name.upper())
 
     def __init__(
         self,
@@ -176,10 +169,6 @@ class CrossEncoderRerankingEvaluator(PairsEvaluator):
             raise ValueError("samples has no documents, expected at least one")
         super().__init__(pairs, name, prompt_name, batch_size, **options)
         self.table = f"CrossEncoderRerankingEvaluator{{}}_results_@{at_k}.csv"
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics as MAP, MRR@K and NDCG@K."""
-        return {name.upper(): value for name, value in found.items() if not name.startswith("base_")}
 
     def metrics(self, model: CrossEncoder) -> tuple[Metrics, str]:
         parts = np.split(self._scores(model), np.cumsum([len(each) for each in self.rankings])[:-1])

@@ -41,6 +41,7 @@ class Evaluator(Described):
     greater_is_better = True
     methods: tuple[str, ...] = ("encode", "encode_query")
     table = "{}_results.csv"  # name of the file of results; {} stands for the name of the data
+    _column: Callable[[str], str] = staticmethod(str)  # the table's column of a metric; "" leaves it out
 
     @naming_nearest()
     def __init__(
@@ -92,7 +93,7 @@ class Evaluator(Described):
 
     def columns(self, found: Metrics) -> Metrics:
         """Return the row of the table for what `metrics` found: values by column."""
-        return found
+        return {column: value for name, value in found.items() if (column := self._column(name))}
 
     def _embedded(self, encode: Callable[..., Any], texts: Sequence[str], **options: Any) -> Any:
         options |= given(truncate_dim=self.truncate_dim)

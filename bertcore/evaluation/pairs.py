@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     from bertcore.tasks.reading import PromptedReader
 
 
+def _turned(name: str) -> str:
+    """Return A_B as B_A; "" for the maximum over similarities."""
+    first, last = name.split("_")
+    return "" if "max" in (first, last) else f"{last}_{first}"
+
+
 class EmbeddingSimilarityEvaluator(Evaluator):
     """Compare the similarity of pairs of texts with human scores, by Pearson's and Spearman's correlation.
 
@@ -43,6 +49,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
     """
 
     table = "similarity_evaluation{}_results.csv"
+    _column = staticmethod(_turned)
 
     def __init__(
         self,
@@ -64,10 +71,6 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         self.precision = precision
         if precision is not None:
             self.table = f"similarity_evaluation{{}}_{precision}_results.csv"
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the correlations as SIMILARITY_pearson and SIMILARITY_spearman."""
-        return _turned(found)
 
     def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         """Return the correlations of similarities, NaN for constant ones. Raises ImportError without SciPy."""
@@ -98,6 +101,7 @@ class TripletEvaluator(Evaluator):
     """
 
     table = "triplet_evaluation{}_results.csv"
+    _column = staticmethod(_turned)
 
     def __init__(
         self,
@@ -125,10 +129,6 @@ class TripletEvaluator(Evaluator):
         own = dict(zip(names, numbers.tolist(), strict=True))
         self.margin: dict[str, float] = dict.fromkeys(SIMILARITIES, 0.0) | own
 
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the accuracies as accuracy_SIMILARITY."""
-        return _turned(found)
-
     def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         anchors, positives, negatives = self.triplets
         asked = self._embedded(model.encode_query, anchors)
@@ -154,6 +154,7 @@ class BinaryClassificationEvaluator(Evaluator):
     """
 
     table = "binary_classification_evaluation{}_results.csv"
+    _column = staticmethod(lambda name: "" if name.startswith("max_") else name)
 
     def __init__(
         self,
@@ -171,10 +172,6 @@ class BinaryClassificationEvaluator(Evaluator):
             raise ValueError("labels has numbers other than 0 and 1, expected 1 for similar pairs and 0 for others")
         self.labels = numbers.astype(bool)
         self.similarity_fn_names = _similarities(similarity_fn_names)
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics of each similarity, without their maximum."""
-        return {name: value for name, value in found.items() if not name.startswith("max_")}
 
     def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         texts = list(dict.fromkeys([*self.sentences1, *self.sentences2]))
@@ -272,6 +269,7 @@ class TranslationEvaluator(Evaluator):
     """
 
     table = "translation_evaluation{}_results.csv"
+    _column = staticmethod(lambda name: "" if name == "mean_accuracy" else name.removesuffix("_accuracy"))
 
     def __init__(
         self, source_sentences: Sequence[str], target_sentences: Sequence[str], *, batch_size: int = 16,
@@ -281,10 +279,6 @@ class TranslationEvaluator(Evaluator):
         columns = _columns(source_sentences=source_sentences, target_sentences=target_sentences)
         self.source_sentences, self.target_sentences = columns
         self.print_wrong_matches = checks.boolean("print_wrong_matches", print_wrong_matches)
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the accuracies as src2trg and trg2src."""
-        return {name: found[f"{name}_accuracy"] for name in ("src2trg", "trg2src")}
 
     def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         columns = self.source_sentences, self.target_sentences
@@ -387,12 +381,6 @@ def _named(
         found["max"] = {metric: max(each[metric] for each in found.values()) for metric in first}
     metrics = {form.format(name=name, metric=key): value for name, each in found.items() for key, value in each.items()}
     return metrics, form.format(name=main or list(found)[-1], metric=primary)
-
-
-def _turned(found: Metrics) -> Metrics:
-    """Return metrics A_B as B_A, without the maximum over similarities."""
-    names = {name: name.split("_") for name in found}
-    return {f"{last}_{first}": found[name] for name, (first, last) in names.items() if "max" not in (first, last)}
 
 
 def _rows(rows: Any, places: Sequence[int]) -> Any:

@@ -167,6 +167,7 @@ class RerankingEvaluator(Evaluator):
     """
 
     methods = ("encode", "encode_query", "predict")
+    _column = staticmethod(str.upper)
 
     def __init__(
         self,
@@ -193,10 +194,6 @@ class RerankingEvaluator(Evaluator):
                 self.samples.append((query, [*right, *wrong], len(right)))
         if not self.samples:
             raise ValueError("samples has no entry with a positive and a negative, expected at least one")
-
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics as MAP, MRR@K and NDCG@K."""
-        return {name.upper(): value for name, value in found.items()}
 
     def metrics(self, model: PromptedReader | CrossEncoder) -> tuple[Metrics, str]:
         rankings = [np.arange(len(documents)) < right for _, documents, right in self.samples]
