@@ -87,15 +87,11 @@ class InformationRetrievalEvaluator(Evaluator):
         self._query_options = given(prompt=query_prompt, prompt_name=query_prompt_name)
         self._corpus_options = given(prompt=corpus_prompt, prompt_name=corpus_prompt_name)
 
-    def columns(self, found: Metrics) -> Metrics:
-        """Return the metrics as SCORE-Accuracy@K, SCORE-MRR@K and so on."""
-        row = {}
-        for name in dict.fromkeys(metric.rpartition("_")[0] for metric in found):
-            for kinds in ("accuracy",), ("precision", "recall"), ("mrr",), ("ndcg",), ("map",):
-                for k, kind in itertools.product(self.at_k[kinds[0]], kinds):
-                    shown = kind.upper() if kind in ("mrr", "ndcg", "map") else kind.title()
-                    row[f"{name}-{shown}@{k}"] = found[f"{name}_{kind}@{k}"]
-        return row
+    @staticmethod
+    def _column(name: str) -> str:
+        """Return SCORE-Accuracy@K, SCORE-MRR@K and so on."""
+        score, _, metric = name.rpartition("_")
+        return f"{score}-{metric.upper() if metric.startswith(('mrr', 'ndcg', 'map')) else metric.title()}"
 
     def metrics(self, model: PromptedReader) -> tuple[Metrics, str]:
         functions, best = self.score_functions or {model.similarity_fn_name: model.similarity}, self.main_score_function
@@ -148,8 +144,8 @@ class InformationRetrievalEvaluator(Evaluator):
         }
         return {
             f"{metric}@{k}": float(of[metric](k).mean(dtype=np.float64))
-            for metric, depths in self.at_k.items()
-            for k in depths
+            for metrics in (("accuracy",), ("precision", "recall"), ("mrr",), ("ndcg",), ("map",))  # as in the table
+            for k, metric in itertools.product(self.at_k[metrics[0]], metrics)
         }
 
 
