@@ -156,6 +156,7 @@ def test_prompts_of_queries_and_documents(made):
     encoder, encode, texts = made["dense"]
     np.testing.assert_array_equal(encoder.encode_query(sentences=texts), encode(texts, prompt="q: "))
     np.testing.assert_array_equal(encoder.encode_document(texts), encode(sentences=texts, task="document"))
+    np.testing.assert_array_equal(encoder.encode_document(texts, prompt_name="query"), encode(texts, prompt="q: "))
     encoder = SentenceEncoder(encoder.folder, prompts={"passage": "p: "}, default_prompt_name="passage")
     np.testing.assert_array_equal(encoder.encode_document(texts), encode(texts, prompt="p: "))
     np.testing.assert_array_equal(encoder.encode_query(texts), encode(texts))

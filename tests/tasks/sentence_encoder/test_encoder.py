@@ -93,9 +93,6 @@ def test_stream_equals_encode(encoder):
     rows = list(encoder.encode_stream(iter(texts), batch_tokens=16))
     assert all(row.shape == (WIDTH,) and row.dtype == np.float32 for row in rows)
     assert_same(np.stack(rows), encoder.encode(texts))
-
-
-def test_stream_of_nothing(encoder):
     assert list(encoder.encode_stream([])) == []
 
 
@@ -260,8 +257,6 @@ def test_max_seq_length_can_be_set(folder):
     encoder = SentenceEncoder(folder)
     published, encoder.max_seq_length = encoder.max_seq_length, 4
     assert encoder.tokenize(["the cat sat on"])["input_ids"].shape == (1, 4)
-    for wrong, error in ((1, ValueError), (10**6, ValueError), ("9", TypeError)):
-        with pytest.raises(error, match=r"max_seq_length is .*, expected 2"):
-            encoder.max_seq_length = wrong
+    refuses(ValueError, "max_seq_length is 1, expected 2", setattr, encoder, "max_seq_length", 1)
     encoder.max_seq_length = None
     assert encoder.max_seq_length == published

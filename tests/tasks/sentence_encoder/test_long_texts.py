@@ -48,11 +48,6 @@ def test_texts_that_are_cut(encoder):
         np.testing.assert_array_equal(encoder.encode(TEXTS), cut)
 
 
-def test_a_stride_beyond_the_window(encoder):
-    with pytest.raises(ValueError, match="stride is 38, expected less than the 38 tokens"):
-        encoder.encode(LONG, truncation="chunk", stride=38)
-
-
 def test_pieces_of_a_very_long_text_hold_all_of_its_tokens(encoder):
     words = ["the", "catmat", "paris", "is", "zqx", "Upper", ".", "unknownword"]
     rng = np.random.default_rng(0)

@@ -2,11 +2,9 @@
 
 import sys
 
-import numpy as np
 import pytest
 
-from bertcore import AutoModel, SentenceEncoder
-from bertcore.kernels import use_backend
+from bertcore import AutoModel
 from tests.processes import run_python
 from tests.tiny_bert import CONFIG, VOCABULARY, write_json
 
@@ -52,11 +50,6 @@ def wide_folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def encoder(wide_folder):
-    return SentenceEncoder(wide_folder)
-
-
 def growth(folder, budget, times=1):
     return int(run_python(PROCESS, str(folder), str(budget), str(times), BERTCORE_BACKEND="numba")[0])
 
@@ -71,11 +64,3 @@ def test_peak_memory_follows_the_budget(wide_folder):
     assert large < 2048 * TOKEN_BYTES + fixed
     assert all_at_once > 2 * large  # what the budget is there for
     assert growth(wide_folder, 512, times=4) < all_at_once / 2
-
-
-def test_the_budget_changes_no_result(encoder):
-    texts = [*["mat " * 510] * 2, *["cat"] * 50]
-    with use_backend("numba"):
-        np.testing.assert_array_equal(
-            encoder.encode(texts, batch_tokens=1), encoder.encode(texts, batch_tokens=1 << 30)
-        )

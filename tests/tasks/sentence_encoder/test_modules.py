@@ -122,17 +122,6 @@ def test_rows_that_tokens_share_are_kept_once(static_folder):
     assert static.model.table.size == 10**6 and (static.encode("the cat") == 1).all()
 
 
-def test_prompts_of_queries_and_documents(tmp_path, encoder):
-    folder = save_tiny_encoder(tmp_path)
-    settings = {"prompts": {"query": "paris is ", "passage": "the "}, "default_prompt_name": "query"}
-    write_json(folder / "config_sentence_transformers.json", settings)
-    prompted = SentenceEncoder(folder)
-    assert_same(prompted.encode_query(TEXTS), encoder.encode(TEXTS, prompt="paris is "))
-    assert_same(prompted.encode_document(TEXTS), encoder.encode(TEXTS, prompt="the "))
-    assert_same(prompted.encode_document(TEXTS, prompt_name="query"), encoder.encode(TEXTS, prompt="paris is "))
-    assert_same(encoder.encode_query(TEXTS), encoder.encode(TEXTS))
-
-
 def test_dimensions(folder, encoder):
     whole, short = encoder.encode(TEXTS), SentenceEncoder(folder, truncate_dim=5)
     assert short.embedding_dimension == 5
