@@ -43,6 +43,8 @@ KINDS: dict[int, tuple[str, int, np.dtype]] = {
     13: ("Q5_K", 256, _block(_D, _M, _K_SCALES, ("high", "u1", 32), ("q", "u1", 128))),
     14: ("Q6_K", 256, _block(("q", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), _D)),
 }
+# A kind's name -> its number, the numbers of a block, the fields of a block.
+BY_NAME = {name: (number, count, dtype) for number, (name, count, dtype) in KINDS.items()}
 
 
 def _fields(data: Array, bits: int, width: int) -> Array:
@@ -116,8 +118,7 @@ _DEQUANTIZE: dict[str, Callable[[Array], Array]] = {
 
 def dequantized(kind: str, blocks: Array) -> Array:
     """Return the numbers of blocks of a kind, (blocks,) records of KINDS, as float32 (blocks * numbers,)."""
-    size = next(count for name, count, _ in KINDS.values() if name == kind)
-    numbers = np.empty((len(blocks), size), np.float32)
+    numbers = np.empty((len(blocks), BY_NAME[kind][1]), np.float32)
     with np.errstate(invalid="ignore", over="ignore"):  # a scale may be inf or NaN
         for first in range(0, len(blocks), CHUNK):
             numbers[first : first + CHUNK] = _DEQUANTIZE[kind](blocks[first : first + CHUNK])
@@ -252,7 +253,7 @@ class GGUFFile:
     def blocks(self, name: str) -> Array:
         """Return a tensor's blocks, records of KINDS in the file's shape: (rows, blocks of a row)."""
         info = self.info[name]
-        size, dtype = next((count, dtype) for kind, count, dtype in KINDS.values() if kind == info.kind)
+        _, size, dtype = BY_NAME[info.kind]
         shape = (*info.shape[:-1], info.shape[-1] // size)
         if not info.size:
             return np.empty(shape, dtype)
@@ -294,7 +295,7 @@ def _placed(cursor: _Cursor, tensors: list[tuple[str, Any]], alignment: object) 
     found = {}
     for name, (number, shape, offset) in sorted(tensors, key=lambda each: each[1][2]):
         if number not in KINDS:
-            known = ", ".join(kind for kind, _, _ in KINDS.values())
+            known = ", ".join(BY_NAME)
             raise ValueError(f"tensor {name} has the type {number}, which is not supported; supported are {known}")
         kind, block, dtype = KINDS[number]
         if not could_be_array(shape):
@@ -315,13 +316,12 @@ def _placed(cursor: _Cursor, tensors: list[tuple[str, Any]], alignment: object) 
 
 def write_gguf(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, Array]]) -> None:
     """Write metadata and tensors, name -> the kind of its blocks and the blocks (or plain numbers), rows first."""
-    numbers = {name: (number, count) for number, (name, count, _) in KINDS.items()}
     head = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(metadata))]
     for key, value in metadata.items():
         head += [_text(key), *_value(key, value)]
     place = 0
     for name, (kind, blocks) in tensors.items():
-        number, count = numbers[kind]
+        number, count, _ = BY_NAME[kind]
         shape = (*blocks.shape[:-1], blocks.shape[-1] * count)[::-1]
         head += [_text(name), struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, number, place)]
         place += blocks.nbytes + -blocks.nbytes % ALIGNMENT

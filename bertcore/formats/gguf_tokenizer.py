@@ -287,8 +287,7 @@ def tokenizer_metadata(tokenizer: Tokenizer, size: int, type_vocab_size: int) ->
         "token_type_count": max(type_vocab_size, 1),
     }
     if kind == "BPE":
-        merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-        found["merges"] = merges
+        found["merges"] = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     if kind == "Unigram":
         found |= {"scores": scores, "add_space_prefix": True, "remove_extra_whitespaces": True}
         charsmap = next((step["precompiled_charsmap"] for step in _steps(whole["normalizer"])

@@ -316,9 +316,8 @@ def _relative(graph: Graph, scores: str, query: str, key: str, relative: Any) ->
         index = graph.node("Transpose", rows, perm=[1, 0]) if is_key else rows
         taken = graph.node("GatherElements", by_row, graph.node("Expand", index, shape), axis=3)
         scores = graph.node("Add", scores, graph.node("Transpose", taken, perm=[0, 1, 3, 2]) if is_key else taken)
-    if relative.position_bias is None:
+    if (table := relative.position_bias) is None:
         return scores, None
-    table = relative.position_bias
 
     def make() -> str:
         return graph.node("Transpose", graph.node("Gather", np.asarray(table, np.float32), rows), perm=[2, 0, 1])
