@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -76,6 +76,28 @@ class Extractor(TextReader):
         """Return the model and the tokenizer of a folder."""
         raise NotImplementedError
 
+    @staticmethod
+    def _how(truncation: bool | str, max_length: int | None, batch_tokens: int, batch_size: int) -> ReadOptions:
+        """Return the checked options of a call."""
+        if truncation is not True:
+            checks.choice("truncation", truncation, TRUNCATIONS)
+        sizes = {"batch_tokens": batch_tokens, "batch_size": batch_size}
+        return ReadOptions(cutting=Cutting(truncation, max_length), backend=kernels.get_backend(), **sizes)
+
+    def _answers(
+        self,
+        pairs: Iterable[tuple[str, Any]],
+        compute: Callable[[list[Any]], list[Any]],
+        how: ReadOptions,
+        show_progress_bar: bool | None,
+    ) -> Iterator[Any]:
+        """Yield the results of `compute` for texts with their labels or schemas, in their order."""
+        with progress_bar(None, show_progress_bar) as advance:
+            yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
+
+    def _size(self, text: tuple[str, Any]) -> int:
+        return len(text[0])
+
     def _check_vocabulary(self) -> None:
         if len(self.tokenizer) > (most := self.model.spec.vocab_size):
             raise ValueError(f"tokenizer has {len(self.tokenizer)} tokens, expected at most {most}")
@@ -93,11 +115,6 @@ class GLiNER(Extractor):
     Args:
         model: a GLiNER model of the span or the token kind.
         tokenizer: its tokenizer.
-
-    Attributes:
-        model, tokenizer: the parts.
-        has_warned: whether it has warned that texts were cut.
-        max_seq_length: the length that labels and text together are cut to, in tokens.
 
     Raises:
         ValueError: if the tokenizer lacks the model's marker tokens, or the model's embeddings lack a row for them.
@@ -212,26 +229,16 @@ class GLiNER(Extractor):
             if any(mark in prompt for mark in marks):
                 raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
-        fits = {
-            "nested": not checks.boolean("flat_ner", flat_ner),
-            "several": checks.boolean("multi_label", multi_label),
-        }
-        if truncation is not True:
-            checks.choice("truncation", truncation, TRUNCATIONS)
-        sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
-        how = ReadOptions(cutting=Cutting(truncation), backend=kernels.get_backend(), **sizes)
+        fits = checked_fits(flat_ner, multi_label)
+        how = self._how(truncation, None, batch_tokens, batch_size)
 
         def compute(rows: list[TextRow]) -> list[list[dict[str, Any]]]:
             read = [row.read for row in rows if row.read.input_ids]
             found = iter(self._above(read, threshold))
             return [entities(row, next(found), **fits) if row.read.input_ids else [] for row in rows]
 
-        def answers() -> Iterator[list[dict[str, Any]]]:
-            with progress_bar(None, show_progress_bar) as advance:
-                pairs = zip(checked, sets if is_for_each(labels) else repeat(sets[0]), strict=False)
-                yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
-
-        return answers()
+        pairs = zip(checked, sets if is_for_each(labels) else repeat(sets[0]), strict=False)
+        return self._answers(pairs, compute, how, show_progress_bar)
 
     def token_rows(self, pairs: Iterable[tuple[str, Mapping[str, str]]]) -> list[tuple[TextRow, bool]]:
         """Return the tokens of texts after {label: the text that stands for it}, and whether each text was cut."""
@@ -245,9 +252,6 @@ class GLiNER(Extractor):
 
     def _rows(self, texts: list[Any], how: ReadOptions) -> Iterable[tuple[Any, bool]]:
         return self.token_rows(texts)
-
-    def _size(self, text: tuple[str, Mapping[str, str]]) -> int:
-        return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
         limit = f"{self.model.gliner.max_len} words, or {self.max_seq_length} tokens with the labels"
@@ -298,6 +302,11 @@ def entities(row: TextRow, found: Sequence[WordSpan], **fits: bool) -> list[dict
         entity = {"start": start, "end": end, "text": row.text[start:end], "label": row.names[each.label]}
         kept.append(entity | {"score": each.score})
     return kept
+
+
+def checked_fits(flat_ner: bool, multi_label: bool) -> dict[str, bool]:
+    """Return the options of `apart` for two arguments of a call."""
+    return {"nested": not checks.boolean("flat_ner", flat_ner), "several": checks.boolean("multi_label", multi_label)}
 
 
 def is_gliner(folder: Path) -> bool:

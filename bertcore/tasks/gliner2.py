@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, repeat, tee
+from itertools import repeat, tee
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bertcore import kernels
 from bertcore.arguments import DType, check_count, check_share, naming_nearest
 from bertcore.kernels import checks
 from bertcore.models.gliner2 import CLASSES, ONE, SEVERAL, GLiNER2Model
-from bertcore.tasks.gliner import TRUNCATIONS, Extractor, Labels, is_for_each, label_sets
+from bertcore.tasks.gliner import Extractor, Labels, checked_fits, is_for_each, label_sets
 from bertcore.tasks.gliner2_records import read_record
 from bertcore.tasks.gliner2_schema import (
     SEP_STRUCT,
@@ -29,10 +28,9 @@ from bertcore.tasks.gliner2_schema import (
     records_asked,
     with_stop,
 )  # fmt: skip
-from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.reading import ReadOptions
 from bertcore.tasks.sequence_scores import FUNCTIONS
-from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts, progress_bar
+from bertcore.tasks.texts import BATCH_TOKENS, MOST_TOKENS, CutTexts, checked_text, checked_texts
 from bertcore.tokenization import AutoTokenizer
 from bertcore.tokenization.mentions import apart
 from bertcore.tokenization.tokenizer import Tokenizer
@@ -46,7 +44,6 @@ class GLiNER2(Extractor):
         tokenizer: its tokenizer.
 
     Attributes:
-        model, tokenizer: the parts.
         max_seq_length: the length that schema and text together are cut to, in tokens.
 
     Raises ValueError for a tokenizer without the model's marker tokens.
@@ -107,14 +104,11 @@ class GLiNER2(Extractor):
         Args:
             texts: strings.
             schemas: a schema, or for a list of texts a list with one per text.
-            batch_size, batch_tokens: maximum texts and tokens computed at once; they do not change the result.
+            batch_size, batch_tokens, truncation, show_progress_bar: as for `GLiNER.inference_stream`.
             threshold: the minimum score of spans.
             include_confidence: whether results have scores: {"text", "confidence"}, {"label", "confidence"}.
             include_spans: whether results have their first character and last + 1: {"text", "start", "end"}.
             max_len: the maximum number of words of a text, by default the config's; positions limit texts, too.
-            truncation: treatment of texts that are too long: "warn" cuts them and warns once, True cuts them, "error"
-                rejects them.
-            show_progress_bar: whether to show a bar; None shows one on a terminal, if the work takes long.
 
         Returns:
             {"entities": {type: [text, ...]}, "relation_extraction": {type: [(head, tail), ...]}, record: [{field:
@@ -134,22 +128,15 @@ class GLiNER2(Extractor):
             raise (TypeError if wrong else ValueError)(f"schemas is {what}, expected {expected}")
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
         shows = checks.boolean("include_confidence", include_confidence), checks.boolean("include_spans", include_spans)
-        if truncation is not True:
-            checks.choice("truncation", truncation, TRUNCATIONS)
         most = self.model.max_len if max_len is None else check_count("max_len", max_len)
-        sizes: dict[str, Any] = {"batch_tokens": batch_tokens, "batch_size": batch_size}
-        how = ReadOptions(cutting=Cutting(truncation, most), backend=kernels.get_backend(), **sizes)
+        how = self._how(truncation, most, batch_tokens, batch_size)
 
         def compute(rows: list[SchemaRow]) -> list[dict[str, Any]]:
             logits = self.model(**self.padded(rows)).logits
             return [result(row, given, threshold, *shows) for row, given in zip(rows, logits, strict=True)]
 
-        def answers() -> Iterator[dict[str, Any]]:
-            with progress_bar(None, show_progress_bar) as advance:
-                pairs = zip(checked, every if is_list else repeat(schemas), strict=False)
-                yield from chain.from_iterable(self._read(pairs, compute, MergedWindows("mean"), how, advance))
-
-        return answers()
+        pairs = zip(checked, every if is_list else repeat(schemas), strict=False)
+        return self._answers(pairs, compute, how, show_progress_bar)
 
     @naming_nearest("max_len", "batch_tokens", "truncation", "show_progress_bar")
     def inference_stream(
@@ -164,10 +151,7 @@ class GLiNER2(Extractor):
         if count is None:
             texts, kept = tee(checked_texts(texts))
         schemas = [_schema_of(some) for some in label_sets(labels, count)]
-        fits = {
-            "nested": not checks.boolean("flat_ner", flat_ner),
-            "several": checks.boolean("multi_label", multi_label),
-        }
+        fits = checked_fits(flat_ner, multi_label)
         given = schemas if is_for_each(labels) else schemas[0]
         shows = {"include_confidence": True, "include_spans": True}
         results = self.extract_stream(texts, given, batch_size, threshold, **shows, **options)
@@ -245,9 +229,6 @@ class GLiNER2(Extractor):
                 raise ValueError(f"choices of {record}.{name} has {unread[0]!r:.60}, which the tokenizer does not read")
         of_choices = {key: [columns[place] for place in some] for key, some in of_fields.items()}
         return SchemaRow(text, schema, of_choices, kept, {"input_ids": ids} | masks), was_cut
-
-    def _size(self, text: tuple[str, Schema]) -> int:
-        return len(text[0])
 
     def _cut_texts(self, max_length: int | None) -> CutTexts:
         most = self.max_seq_length
@@ -363,9 +344,8 @@ class _Reader:
         options, labels = part.options, list(part.fields)
         is_multiple, name = options["multi_label"], options["class_act"]
         scores = FUNCTIONS[name if name != "auto" else "sigmoid" if is_multiple else "softmax"](logits)
-        best = int(scores.argmax())
         chosen = np.flatnonzero(scores >= options["cls_threshold"]).tolist() if is_multiple else []
-        chosen = chosen or [best]
+        chosen = chosen or [int(scores.argmax())]
         if is_multiple and options["top_k"] is not None:
             chosen = sorted(chosen, key=lambda place: -scores[place])[: options["top_k"]]
         found = [

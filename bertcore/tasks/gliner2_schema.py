@@ -37,7 +37,7 @@ class Field:
     """A label to find spans for, or a choice of a record.
 
     Attributes:
-        dtype: "list" for all spans, "str" for the best.
+        dtype: "list" for all spans or choices, "str" for the best.
         threshold: the minimum score; None for the call's.
         choices: the values that a record's field may have; empty for spans of the text.
         description: a description that the model reads in addition to the name.
@@ -105,9 +105,8 @@ def _fields(name: str, given: object, **defaults: Any) -> dict[str, Field]:
         settings = {"description": each} if isinstance(each, str) else {} if each is None else each
         if not isinstance(settings, Mapping):
             raise TypeError(f"{name}[{label!r}] is {each!r:.60}, expected a description or a mapping")
-        for key in settings:
-            checks.choice(f"a key of {name}[{label!r}]", key, ("description", "dtype", "threshold"))
-        found[label] = Field(**defaults | dict(settings))
+        known = "description", "dtype", "threshold"
+        found[label] = Field(**defaults | settings_of(f"{name}[{label!r}]", settings, known))
     return found
 
 
@@ -138,11 +137,8 @@ class Schema:
 
         Raises TypeError or ValueError for another key, and as the methods do.
         """
-        if not isinstance(data, Mapping):
-            raise TypeError(f"schema is {data!r:.60}, expected a mapping with {', '.join(KEYS)}")
-        for key in data:
-            checks.choice("a key of schema", key, KEYS)
-        given = {key: [] if data.get(key) is None else data[key] for key in KEYS}
+        read = settings_of("schema", data, KEYS)
+        given = {key: [] if read.get(key) is None else read[key] for key in KEYS}
         schema = cls().entities(given["entities"]).relations(given["relations"])
         for name, record in _names("structures", given["structures"]).items():
             fields = settings_of(f"structures[{name!r}]", record, ("fields",), needed=("fields",))["fields"]
@@ -174,8 +170,7 @@ class Schema:
 
         Args:
             entity_types: a list of names, or {name: a description, or a mapping of description, dtype and threshold}.
-            dtype: "list" for all spans, or "str" for the best.
-            threshold: the minimum score; by default the call's.
+            dtype, threshold: defaults of these; see `Field`.
         """
         return self._add(
             "entities", "entities", _fields("entity_types", entity_types, dtype=dtype, threshold=threshold)
@@ -227,15 +222,7 @@ class Schema:
         self, name: str, dtype: str = "list", choices: Sequence[str] | None = None, description: str | None = None,
         threshold: float | None = None,
     ) -> Self:  # fmt: skip
-        """Add a field to the last record.
-
-        Args:
-            name: its name.
-            dtype: "list" for all spans or choices, "str" for the best.
-            choices: the values that it may have; by default it is a span of the text.
-            description: a description that the model reads in addition to the name.
-            threshold: the minimum score; by default the call's.
-        """
+        """Add a field with this name to the last record; the other arguments are as for `Field`."""
         if not self.parts or self.parts[-1].kind != "records":
             raise ValueError("field is called before any structure, expected a call of structure first")
         if name in self.parts[-1].fields:
