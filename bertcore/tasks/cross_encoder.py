@@ -7,6 +7,7 @@ import os
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -60,9 +61,7 @@ class CrossEncoder(Encoder):
 
     Attributes:
         num_labels, labels: number of scores of a pair, and their names.
-        max_length: length that pairs are cut to, in tokens.
-        activation_fn: the current function.
-        model, tokenizer, scores: the parts; `scores` computes the logits of texts and pairs.
+        scores: computes the logits of texts and pairs.
 
     Raises:
         CheckpointError: a file is invalid, the checkpoint has no classifier's head, or its activation is unknown.
@@ -72,7 +71,6 @@ class CrossEncoder(Encoder):
     _method = "predict"
 
     @locking_folder
-    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
         model_name_or_path: str | os.PathLike[str],
@@ -198,12 +196,10 @@ class CrossEncoder(Encoder):
         is_one = self.is_singular_input(inputs)
         many = list(_checked([inputs] if is_one else inputs))
         given: dict[str, Any] = {"prompt": prompt, "prompt_name": prompt_name, "batch_size": batch_size, **options}
-        scores = np.empty((len(many),) if self.num_labels == 1 else (len(many), self.num_labels), np.float32)
         parts = self._in_processes(many, pool, chunk_size, given)
-        if parts:
-            scores = np.concatenate(parts)
-        for index, score in enumerate(self.predict_stream(many, **given) if parts is None else ()):
-            scores[index] = score
+        found = self.predict_stream(many, **given) if parts is None else chain.from_iterable(parts)
+        shape = (len(many),) if self.num_labels == 1 else (len(many), self.num_labels)
+        scores = np.array(list(found), np.float32).reshape(shape)
         if apply_softmax and self.num_labels > 1:
             scores = softmax(scores).astype(np.float32)
         return converted(scores, convert_to_numpy, convert_to_tensor, is_one)
@@ -333,6 +329,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "softmax": softmax,
     "tanh": np.tanh,
 }
+KNOWN = ", ".join(ACTIVATIONS)
 
 
 def _class_name(activation: str) -> str:
@@ -347,10 +344,10 @@ def chosen_activation(activation_fn: str | Callable[[Any], Any]) -> Activation:
     """
     if isinstance(activation_fn, str):
         if activation_fn not in ACTIVATIONS:
-            raise ValueError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
+            raise ValueError(f"activation_fn is {activation_fn!r}, expected a function or one of {KNOWN}")
         return ACTIVATIONS[activation_fn]
     if not callable(activation_fn):
-        raise TypeError(f"activation_fn is {activation_fn!r}, expected a function or one of {_known()}")
+        raise TypeError(f"activation_fn is {activation_fn!r}, expected a function or one of {KNOWN}")
     function: Any = activation_fn
 
     def of_tensors(logits: np.ndarray) -> np.ndarray:
@@ -383,10 +380,6 @@ def published_activation(saved: SavedSettings, config: SavedSettings, num_labels
         if (stated := settings.get(key)) is not None:
             name = stated.rpartition(".")[2].lower() if str(stated).startswith("torch.") else ""
             if name not in ACTIVATIONS:
-                raise settings.wrong(key, f"one of PyTorch's {_known()}; activation_fn= chooses another")
+                raise settings.wrong(key, f"one of PyTorch's {KNOWN}; activation_fn= chooses another")
             return name
     return "sigmoid" if num_labels == 1 else "identity"
-
-
-def _known() -> str:
-    return ", ".join(ACTIVATIONS)

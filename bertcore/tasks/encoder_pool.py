@@ -75,15 +75,13 @@ class Device(str):
     """The name of a device, which equals torch.device of that name and has its `type`."""
 
     __slots__ = ()
+    __hash__ = str.__hash__
 
     def __eq__(self, other: object) -> bool:
         return str(self) == (other if isinstance(other, str) else getattr(other, "type", None))
 
     def __ne__(self, other: object) -> bool:
         return not self == other
-
-    def __hash__(self) -> int:
-        return hash(str(self))
 
     @property
     def type(self) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypedDict, TypeVar
 
 import numpy as np
 
-from bertcore.arguments import Arguments, Result, check_function, check_mapping, required
+from bertcore.arguments import Arguments, Result, check_function, check_mapping, naming_nearest, required
 from bertcore.checkpoint import CheckpointError, resolve
 from bertcore.checkpoint.files import CONFIG_NAME, locked, made_folder, read_json_object, replacing
 from bertcore.kernels import checks
@@ -47,8 +47,10 @@ Reading = TypeVar("Reading", bound=ReadOptions)
 def locking_folder(init: Callable[Arguments, None]) -> Callable[Arguments, None]:
     """Decorate an encoder's constructor, so that saves into the folder that it reads wait until it has finished.
 
-    The arguments are kept, to construct the same encoder in another process.
+    The arguments are kept, to construct the same encoder in another process; an error for an unknown one names the
+    nearest.
     """
+    init = naming_nearest(*EncoderOptions.__annotations__)(init)
     names = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)

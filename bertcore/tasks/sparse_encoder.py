@@ -100,7 +100,6 @@ class SparseEncoder(PromptedReader):
     """
 
     @locking_folder
-    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
         model_name_or_path: str | os.PathLike[str],
@@ -119,12 +118,11 @@ class SparseEncoder(PromptedReader):
         self._load_routes(load)
         settings = self.settings
         self.similarity_fn_name = settings.similarity if similarity_fn_name is None else similarity_fn_name
-        most = self.head.k if settings.kind == "autoencoder" else None
-        self.max_active_dims = (
-            settings.max_active_dims or most
-            if max_active_dims is None
-            else check_count("max_active_dims", max_active_dims)
-        )
+        if max_active_dims is None:
+            most = None if settings.dense is None else self.head.k
+            self.max_active_dims = settings.max_active_dims or most
+        else:
+            self.max_active_dims = check_count("max_active_dims", max_active_dims)
 
     def _load_parts(
         self, settings: SparseSettings, dtype: str | None, max_seq_length: int | None, models: dict[Path, Any]
@@ -247,13 +245,10 @@ class SparseEncoder(PromptedReader):
         Memory is bounded, however many texts there are. The backend is the one that is active at this call.
 
         Args:
-            inputs: strings; an empty one is allowed.
-            prompt, prompt_name: text to put before each, or the name of one of the model's prompts; by default the
-                model's default prompt, if it has one.
+            inputs, prompt, prompt_name, batch_size: as for `SentenceEncoder.encode`.
             max_active_dims: replaces the encoder's value for this call.
             task: "query" or "document", as passed by `encode_query` and `encode_document`; with a Router, the name of a
                 route. Without a Router, both are read alike.
-            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
             options: see `ReadingOptions`.
 
         Raises:

@@ -36,7 +36,7 @@ from bertcore.tasks.folder import (
     saved_settings,
 )
 from bertcore.tasks.long_texts import MergedWindows
-from bertcore.tasks.sentence_encoder.modules import MAPS, Settings, fill_block, read_settings
+from bertcore.tasks.sentence_encoder.modules import MAPS, Settings, fill_block, read_settings, stored
 from bertcore.tasks.similarity import SIMILARITIES
 from bertcore.tokenization.tokenizer import Tokenizer
 
@@ -78,11 +78,6 @@ class SparseSettings:
     # as in a sentence encoder's settings
     max_seq_length: int | None = None
     do_lower_case: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Either "static", "autoencoder" or "splade"."""
-        return "static" if self.is_static else "splade" if self.dense is None else "autoencoder"
 
     @property
     def pooling_config(self) -> dict[str, str]:
@@ -259,11 +254,7 @@ class TokenWeights(Block):
         idf, count = find_idf(folder, root), len(vocabulary)
         if idf is None:
             opened = open_checkpoint(folder)
-            source, shape = opened.source, opened.info["weight"].shape if "weight" in opened else None
-            if shape is None or tuple(shape) != (count,):
-                what = "is missing" if shape is None else f"has shape {tuple(shape)}"
-                raise CheckpointError(f"{source}: weight {what}, expected ({count},): one for each token")
-            table = np.asarray(opened["weight"], np.float32)
+            source, table = opened.source, stored(opened, "weight", (count,), "float32")
         else:
             source, table = idf, np.zeros(count, np.float32)
             for token, weight in read_json_object(idf).items():
@@ -305,12 +296,8 @@ class LearnedWeights:
     """
 
     def __init__(self, file: Path, width: int, tokenizer: Tokenizer):
-        opened = open_checkpoint(file)
-        for name, shape in (("weight", (1, width)), ("bias", (1,))):
-            if name not in opened or tuple(opened.info[name].shape) != shape:
-                what = f"has shape {tuple(opened.info[name].shape)}" if name in opened else "is missing"
-                raise CheckpointError(f"{file}: {name} {what}, expected {shape}")
-        self.weight, self.bias = (np.asarray(opened[name], np.float32)[0] for name in ("weight", "bias"))
+        opened, shapes = open_checkpoint(file), {"weight": (1, width), "bias": (1,)}
+        self.weight, self.bias = (stored(opened, name, shape, "float32")[0] for name, shape in shapes.items())
         special = (getattr(tokenizer, f"{name}_token_id", None) for name in ("cls", "eos", "pad", "unk"))
         self.special = [token for token in special if token is not None]
 

@@ -96,7 +96,6 @@ class MultiVectorEncoder(PromptedReader):
         settings: settings of the folder.
         query_length, document_length, query_expansion, similarity_fn_name: as above.
         head: the maps of hidden states to token vectors, a block with parameters.
-        embedding_dimension: length of a vector.
 
     Raises:
         CheckpointError: a file of the folder is invalid, or a module is not supported.
@@ -106,7 +105,6 @@ class MultiVectorEncoder(PromptedReader):
     SUPPORTED_SIMILARITY_FN_NAMES = tuple(SIMILARITIES)
 
     @locking_folder
-    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
         model_name_or_path: str | os.PathLike[str],
@@ -216,16 +214,9 @@ class MultiVectorEncoder(PromptedReader):
         """Embed one text or many; `encode_query` and `encode_document` choose task and prompt.
 
         Args:
-            inputs: one string or several; an empty string is allowed.
-            prompt_name: name of one of `prompts`; by default the model's default prompt, if it has one.
-            prompt: text to put before each.
-            batch_size: maximum texts computed at once, in addition to `batch_tokens`; neither changes the result.
-            show_progress_bar: whether to show a bar; by default on a terminal, if the work takes long.
+            inputs, prompt_name, prompt, batch_size, show_progress_bar, device, normalize_embeddings, pool, chunk_size:
+                as for `SentenceEncoder.encode`.
             convert_to_numpy: False gives tensors of PyTorch.
-            device: "cpu" or "cuda"; by default the encoder's. A list of them starts a process for each.
-            normalize_embeddings: whether to scale vectors to length 1, even if the published model does not.
-            pool: the processes of `start_multi_process_pool` to compute with.
-            chunk_size: number of texts sent to a process of the pool at once.
             task: "query", "document" or None.
             options: `pool_factor`, which keeps about one in `pool_factor` vectors of a document (see `pool_tokens`),
                 and the first `protected_tokens` unchanged; `truncation`, "warn", True or "error", the treatment of
@@ -366,15 +357,7 @@ class MultiVectorEncoder(PromptedReader):
     ) -> list[dict[str, Any]]:  # fmt: skip
         """Rank documents by how well they answer the query, best first; ties keep their order.
 
-        Args:
-            query: a text.
-            documents: the texts to rank.
-            top_k: number of documents to return; all by default.
-            return_documents: whether to return the texts as well.
-            options: as for `encode`.
-
-        Returns:
-            {"corpus_id": index in `documents`, "score": float} and, with `return_documents`, "text", for each.
+        Arguments and result are as for `CrossEncoder.rank`; `options` are those of `encode`.
         """
         most = None if top_k is None else check_count("top_k", top_k)
         query, texts = checked_text("query", query), list(checked_texts(documents, "documents"))

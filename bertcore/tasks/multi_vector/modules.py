@@ -35,7 +35,7 @@ from bertcore.tasks.folder import (
     saved_settings,
     transformer_settings,
 )
-from bertcore.tasks.sentence_encoder.modules import Dense, read_dense
+from bertcore.tasks.sentence_encoder.modules import Dense, read_dense, stored
 from bertcore.tasks.similarity import normalized
 
 STANFORD, METADATA, BGE = "HF_ColBERT", "artifact.metadata", BGE_LINEARS[0]
@@ -313,10 +313,7 @@ class TokenHead(Block):
         dense = self._made(shape[0], bias=f"{start}bias" in opened)
         for parameter in dense.parameters():
             (name,) = parameter.names
-            values = np.asarray(opened[start + name.rpartition(".")[2]], dtype)
-            if values.shape != parameter.shape:
-                raise CheckpointError(f"{opened.source}: {start}bias has shape {values.shape}, expected {shape[:1]}")
-            parameter.fill({name: values}, dtype)
+            parameter.fill({name: stored(opened, start + name.rpartition(".")[2], parameter.shape, dtype)}, dtype)
 
     def __call__(self, run: Pass, hidden: Tensor) -> Tensor:
         """Map hidden states, (tokens, hidden), to vectors, (tokens, width)."""

@@ -99,7 +99,6 @@ class SentenceEncoder(PromptedReader):
     """
 
     @locking_folder
-    @naming_nearest(*EncoderOptions.__annotations__)
     def __init__(
         self,
         model_name_or_path: str | os.PathLike[str],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -131,17 +132,20 @@ def _apply(block: Block, rows: Array) -> Array:
     return block(Pass.begin(rows), rows)
 
 
+def stored(checkpoint: Checkpoint, name: str, shape: Sequence[int], dtype: str) -> np.ndarray:
+    """Return a tensor. Raises CheckpointError if it is missing or has another shape."""
+    found = tuple(checkpoint.info[name].shape) if name in checkpoint else None
+    if found != tuple(shape):
+        what = "is missing" if found is None else f"has shape {found}"
+        raise CheckpointError(f"{checkpoint.source}: {name} {what}, expected {tuple(shape)}")
+    return np.asarray(checkpoint[name], dtype)
+
+
 def fill_block(block: Block, checkpoint: Checkpoint, dtype: str, prefix: str = "") -> None:
-    """Fill the block's parameters with the values of the file, after checking their shapes."""
+    """Fill the block's parameters with the values of the file; their names there lack `prefix`."""
     for parameter in block.parameters():
-        values = {}
-        for name in parameter.names:
-            stored = name.removeprefix(prefix)
-            found = checkpoint.info[stored].shape if stored in checkpoint else None
-            if found is None or tuple(found) != tuple(parameter.shape):
-                what = "is missing" if found is None else f"has shape {tuple(found)}"
-                raise CheckpointError(f"{checkpoint.source}: {stored} {what}, expected {tuple(parameter.shape)}")
-            values[name] = np.asarray(checkpoint[stored], dtype)
+        names = {name: name.removeprefix(prefix) for name in parameter.names}
+        values = {name: stored(checkpoint, own, parameter.shape, dtype) for name, own in names.items()}
         parameter.fill(values, dtype)
 
 
@@ -177,14 +181,6 @@ def pool(hidden: NativeArray, cu_seqlens: np.ndarray, modes: Sequence[str], skip
     backend = kernels.resolve_backend(None, on_gpu=xp is not np)
     parts = [POOL.forward(backend, hidden, offsets, mode, skipped, dtype) for mode in modes]  # checked before
     return parts[0] if len(parts) == 1 else xp.concatenate(parts, axis=1)
-
-
-@dataclass(frozen=True)
-class StaticSpec:
-    """The fields of a model's spec that a sentence encoder reads."""
-
-    hidden_size: int
-    longest_sequence: None = None  # a text may have any length
 
 
 class StaticModel:
@@ -227,7 +223,7 @@ class StaticModel:
         wrong = np.flatnonzero(~np.isfinite(peaks))
         if wrong.size:
             raise CheckpointError(f"{opened.source}: the vector of token {wrong[0]} holds inf or NaN")
-        self.spec = StaticSpec(self.table.shape[1])
+        self.spec = SimpleNamespace(hidden_size=self.table.shape[1], longest_sequence=None)  # any length of text
 
     def _mapping(self, opened: Checkpoint) -> np.ndarray:
         """Return the row of each token in model2vec's table."""
