@@ -135,9 +135,9 @@ def windows_of(tokenizer: Tokenizer, texts: Sequence[Text], cutting: Cutting) ->
 
 
 def _strategy(text: Text, cutting: Cutting) -> str:
-    if text.second is None or not cutting.reads_all:
-        return text.strategy if text.second is not None else "longest_first"
-    return STRATEGIES[1 + text.windowed]
+    if text.second is None:
+        return "longest_first"
+    return STRATEGIES[1 + text.windowed] if cutting.reads_all else text.strategy
 
 
 def _stride(tokenizer: Tokenizer, text: Text, cutting: Cutting) -> int | None:
@@ -327,8 +327,15 @@ def merged_vectors(
     `whole` merges those of a text.
     """
     marks: deque[tuple[int, bool]] = deque()  # (tokens, is the last of its text) for each window
-    windows = _all_windows(texts, tokenizer, cutting, marks)
-    for vectors in in_batches(windows, batch_tokens, compute, lambda count: None, batch_size):
+
+    def windows() -> Iterator[Window]:
+        for group in grouped(texts):
+            for found in windows_of(tokenizer, group, cutting):
+                for window, is_last in with_last(found):
+                    marks.append((len(window), is_last))
+                    yield window
+
+    for vectors in in_batches(windows(), batch_tokens, compute, lambda count: None, batch_size):
         done = []
         for vector in vectors:
             tokens, is_last = marks.popleft()
@@ -337,16 +344,6 @@ def merged_vectors(
                 done.append(whole.take())
         if done:
             yield done
-
-
-def _all_windows(
-    texts: Iterable[Text], tokenizer: Tokenizer, cutting: Cutting, marks: deque[tuple[int, bool]]
-) -> Iterator[Window]:
-    for group in grouped(texts):
-        for windows in windows_of(tokenizer, group, cutting):
-            for window, is_last in with_last(windows):
-                marks.append((len(window), is_last))
-                yield window
 
 
 def with_last(rows: Iterator[Row]) -> Iterator[tuple[Row, bool]]:

@@ -29,11 +29,10 @@ DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
 
 def tokenizer_options(processing_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of the tokenizer's call in {"text": {...}, "common": {...}}."""
-    given = {} if processing_kwargs is None else processing_kwargs
-    options: dict[str, Any] = {}
-    for key, more in given.items() if isinstance(given, Mapping) else [("", given)]:
-        if not isinstance(given, Mapping) or not isinstance(more, Mapping):
-            raise TypeError(f"processing_kwargs is {given!r}, expected options of the tokenizer, {{'text': {{...}}}}")
+    given, options = {} if processing_kwargs is None else processing_kwargs, {}
+    if not isinstance(given, Mapping) or not all(isinstance(more, Mapping) for more in given.values()):
+        raise TypeError(f"processing_kwargs is {given!r}, expected options of the tokenizer, {{'text': {{...}}}}")
+    for key, more in given.items():
         checks.choice("a key of processing_kwargs", key, ("text", "common"))
         options |= more
     return options

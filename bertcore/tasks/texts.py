@@ -63,8 +63,7 @@ class CutTexts:
         for number, (row, was_cut) in enumerate(rows):
             if was_cut and refused is not None:
                 raise too_long(f"{refused}[{number}]", self._limit, self._reads_windows)
-            self._texts += 1
-            self._cut += was_cut
+            self.count(was_cut)
             yield row
 
     def warn(self) -> None:

@@ -109,6 +109,7 @@ class Pipeline:
     options_class: ClassVar[type[CallOptions]] = CallOptions
     model_classes: ClassVar[tuple[type[Model], ...]] = ()  # the first is loaded
     _head: ClassVar[str] = ""  # description of the head that a checkpoint must have
+    _model_options: ClassVar[Mapping[str, Any]] = {}
     _most_shared: ClassVar[int | None] = None
     _keys: ClassVar[tuple[str, ...]] = ()  # of an input of two texts
 
@@ -132,7 +133,7 @@ class Pipeline:
         folder = resolve(folder, "sentence_encoder", **(hub or {}))  # weights and tokenizer
         with warnings.catch_warnings():  # a missing head is an error here
             warnings.simplefilter("ignore", NewlyInitialisedWarning)
-            model = cls.model_classes[0].from_pretrained(folder, dtype=dtype, **cls._model_options())
+            model = cls.model_classes[0].from_pretrained(folder, dtype=dtype, **cls._model_options)
         if model.newly_initialised or cls._is_of_another_task(model):
             raise ValueError(f"{folder} has no {cls._head}, so it cannot do {cls.task}")
         if tokenizer is None:
@@ -146,10 +147,6 @@ class Pipeline:
         stated = model.config.get("architectures")
         names = stated if isinstance(stated, list) else []
         return len(others) < len(CLASSIFIERS) and any(str(name).endswith(tuple(others)) for name in names)
-
-    @classmethod
-    def _model_options(cls) -> dict[str, Any]:
-        return {}
 
     @classmethod
     def _tokenizer_options(cls, model: Model) -> dict[str, Any]:

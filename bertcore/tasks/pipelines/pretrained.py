@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -261,10 +261,7 @@ class FeatureExtractionPipeline(Pipeline):
     options_class = FeatureOptions
     model_classes = (auto.AutoModel,)
     _head = "encoder"
-
-    @classmethod
-    def _model_options(cls) -> dict[str, Any]:
-        return {"add_pooling_layer": False}
+    _model_options: ClassVar = {"add_pooling_layer": False}
 
     def _read(self, windows: Sequence[Window], arrays: Arrays, options: FeatureOptions) -> Sequence[Any]:
         hidden = kernels.to_host(self.model(**arrays).last_hidden_state)

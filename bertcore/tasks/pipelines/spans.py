@@ -102,15 +102,13 @@ class TokenClassificationPipeline(Pipeline):
         return found
 
     def _answer(self, item: str, name: str, kept: list[list[Any]], options: TaggingOptions) -> list[dict[str, Any]]:
-        tokens = list(self._tokens(item, kept[0]))
+        tokens: Iterable[_Token] = self._tokens(item, kept[0])
         strategy, ignored = options.aggregation_strategy, set(options.ignore_labels)
+        words = tokens if strategy in ("none", "simple") else self._words(tokens, strategy)
+        tagged = [self._tagged(word) for word in words]
         if strategy == "none":
-            found = (self._tagged(token) | {"index": token.index} for token in tokens)
-            keys = ("entity", "score", "index", "word", "start", "end")
-            return [{key: each[key] for key in keys} for each in found if each["entity"] not in ignored]
-        words = tokens if strategy == "simple" else self._words(tokens, strategy)
-        groups = _groups([self._tagged(word) for word in words])
-        entities = (self._entity(group) for group in groups)
+            return [each for each in tagged if each["entity"] not in ignored]
+        entities = (self._entity(group) for group in _groups(tagged))
         return [entity for entity in entities if entity["entity_group"] not in ignored]
 
     def _tokens(self, text: str, windows: Sequence[_Scored]) -> Iterator[_Token]:
@@ -135,8 +133,8 @@ class TokenClassificationPipeline(Pipeline):
     def _tagged(self, token: _Token) -> dict[str, Any]:
         best = int(token.scores.argmax())
         return {
-            "entity": self.id2label[best], "score": float(token.scores[best]), "word": token.word,
-            "start": token.start, "end": token.end,
+            "entity": self.id2label[best], "score": float(token.scores[best]), "index": token.index,
+            "word": token.word, "start": token.start, "end": token.end,
         }  # fmt: skip
 
     def _words(self, tokens: Iterable[_Token], strategy: str) -> list[_Token]:
