@@ -99,8 +99,7 @@ class TextEmbedder(_OfTexts, ClassNamePrefixFeaturesOutMixin, TransformerMixin, 
 
     def fit(self, X: Iterable[str], y: object = None) -> "TextEmbedder":
         """Check that `X` is a sequence of strings."""
-        for _ in checked_texts(X, "X"):
-            pass
+        list(checked_texts(X, "X"))
         return self
 
     def transform(self, X: Iterable[str]) -> np.ndarray:

@@ -80,14 +80,11 @@ def integrated_gradients(
     class's score minus that of the baseline.
 
     Args:
-        classifier: a text-classification pipeline, its model in float32 or float64.
-        inputs: a text, or {"text", "text_pair"}.
+        classifier, inputs, options: as for `attention_rollout`; the model in float32 or float64.
         label: the class; by default the predicted one.
         steps: number of points: the midpoints of equal parts of the path.
-        options: max_length and truncation (True to read the first tokens of a long text only).
 
-    Raises TypeError and ValueError as the pipeline does; ValueError for an unknown label, invalid steps, truncation
-    "chunk".
+    Raises errors as `attention_rollout` does, and ValueError for an unknown label and invalid steps.
     """
     check_count("steps", steps)
     if current_tape() is not None:
@@ -111,8 +108,7 @@ def integrated_gradients(
         gradient += probe.gradients(arrays, baseline + share * (here - baseline), column)
     scores = (gradient / steps * (here - baseline)).sum(axis=1)
     gap = float(scores.sum() - (score[column] - base_score[column]))
-    tokens, offsets = list(window.encoding.tokens), list(window.encoding.offsets)
-    return Attribution(tokens, offsets, scores, names[column], gap)
+    return Attribution(list(window.encoding.tokens), list(window.encoding.offsets), scores, names[column], gap)
 
 
 def probed_row(

@@ -103,8 +103,7 @@ class IsotonicCalibration:
     Attributes:
         functions: the corners of each class's function: rising probabilities and their calibrated values; empty
             before `fit`. A function is linear between corners and constant beyond them.
-        takes: the function applied to a model's scores before calibration, one of `sequence_scores.FUNCTIONS`.
-        needs: the module that `fit` imports, from the extra `training`.
+        takes, needs: as for `TemperatureScaling`.
     """
 
     takes = "softmax"
@@ -238,8 +237,7 @@ def _isotonic(file: str | os.PathLike[str], functions: Any, count: int) -> Isoto
         calibration.functions = [tuple(np.array(each[key], np.float64) for key in ("from", "to")) for each in functions]
     except (TypeError, KeyError, ValueError) as error:
         raise ValueError(f"{file}: functions must be a list with numbers 'from' and 'to' for each class") from error
-    is_right = len(calibration.functions) == count and all(map(_is_rising, calibration.functions))
-    if not is_right:
+    if len(calibration.functions) != count or not all(map(_is_rising, calibration.functions)):
         raise ValueError(f"{file}: functions is not a rising function from 0 to 1 for each of {count} classes")
     return calibration
 

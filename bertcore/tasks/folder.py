@@ -220,12 +220,10 @@ def check_kinds(folder: Path, modules: list[Module], supported: tuple[str, ...])
     """Raise CheckpointError for the first module of an unsupported kind."""
     for module in modules:
         if module.kind not in supported:
-            kind = {"Pooling": ": this is a sentence encoder", "SpladePooling": ": this is a sparse encoder"}
-            kind["MultiVectorMask"] = ": this is a late-interaction encoder"
-            raise CheckpointError(
-                f"{folder / MODULES_NAME} has the module {module.type}, which is not supported; supported are "
-                f"{', '.join(supported)}{kind.get(module.kind, '')}"
-            )
+            kinds = {"Pooling": "sentence", "SpladePooling": "sparse", "MultiVectorMask": "late-interaction"}
+            hint = f": this is a {kinds[module.kind]} encoder" if module.kind in kinds else ""
+            what = f"{folder / MODULES_NAME} has the module {module.type}, which is not supported"
+            raise CheckpointError(f"{what}; supported are {', '.join(supported)}{hint}")
 
 
 class SavedSettings(dict[str, Any]):

@@ -96,13 +96,10 @@ def distill_static(
     if sif_coefficient is not None:
         vectors = vectors * _weights(len(vectors), sif_coefficient)[:, None]
     config = {
-        "model_type": "model2vec",
-        "architectures": ["StaticModel"],
         "tokenizer_name": encoder.folder.name,
         "apply_pca": pca_dims,
         "sif_coefficient": sif_coefficient,
         "hidden_dim": vectors.shape[1],
-        "seq_length": SEQUENCE,
         "normalize": True,
         "pooling": pooling,
         "embedding_dtype": quantize_to,
@@ -256,10 +253,7 @@ class StaticModelPipeline(Described):
         model, classes = self.model, None if self.classes_ is None else self.classes_.tolist()
         length = model.max_seq_length
         config = {
-            "model_type": "model2vec",
-            "architectures": ["StaticModel"],
             "hidden_dim": model.embedding_dimension,
-            "seq_length": SEQUENCE,
             "normalize": model.settings.normalize,
             "max_length": None if length == MOST_TOKENS else length,
             "embedding_dtype": "float32",
@@ -401,6 +395,7 @@ def _quantized(vectors: np.ndarray, dtype: str) -> np.ndarray:
 def _write(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, Any], tokenizer: str, more: Mapping[str, Any] = {}
 ) -> None:
+    config = {"model_type": "model2vec", "architectures": ["StaticModel"], "seq_length": SEQUENCE, **config}
     kinds = {".": f"{MODELS}.StaticEmbedding", "1_Normalize": f"{MODELS}.Normalize"}
     modules = module_entries(dict(list(kinds.items())[: 1 + config["normalize"]]))
     with replacing(folder, CONFIG_NAME) as new:
