@@ -77,11 +77,10 @@ class Extractor(TextReader):
         raise NotImplementedError
 
     @staticmethod
-    def _how(truncation: bool | str, max_length: int | None, batch_tokens: int, batch_size: int) -> ReadOptions:
+    def _how(truncation: bool | str, max_length: int | None, **sizes: Any) -> ReadOptions:
         """Return the checked options of a call."""
         if truncation is not True:
             checks.choice("truncation", truncation, TRUNCATIONS)
-        sizes = {"batch_tokens": batch_tokens, "batch_size": batch_size}
         return ReadOptions(cutting=Cutting(truncation, max_length), backend=kernels.get_backend(), **sizes)
 
     def _answers(
@@ -230,7 +229,7 @@ class GLiNER(Extractor):
                 raise ValueError(f"labels has {prompt!r}, expected none with {' or '.join(marks)}, its marker tokens")
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
         fits = checked_fits(flat_ner, multi_label)
-        how = self._how(truncation, None, batch_tokens, batch_size)
+        how = self._how(truncation, None, batch_tokens=batch_tokens, batch_size=batch_size)
 
         def compute(rows: list[TextRow]) -> list[list[dict[str, Any]]]:
             read = [row.read for row in rows if row.read.input_ids]

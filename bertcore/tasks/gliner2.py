@@ -129,7 +129,7 @@ class GLiNER2(Extractor):
         checked, threshold = checked_texts(texts), check_share("threshold", threshold)
         shows = checks.boolean("include_confidence", include_confidence), checks.boolean("include_spans", include_spans)
         most = self.model.max_len if max_len is None else check_count("max_len", max_len)
-        how = self._how(truncation, most, batch_tokens, batch_size)
+        how = self._how(truncation, most, batch_tokens=batch_tokens, batch_size=batch_size)
 
         def compute(rows: list[SchemaRow]) -> list[dict[str, Any]]:
             logits = self.model(**self.padded(rows)).logits
@@ -201,27 +201,24 @@ class GLiNER2(Extractor):
         given = [*before, *choices, *(text[first:last].lower() for first, last in words)]
         found = self.tokenizer([given], is_split_into_words=True, add_special_tokens=False)
         ids, places = found["input_ids"][0], found.encodings[0].word_ids
-        marks = {before.index(SEP_TEXT): 0}
-        at = 0
-        for number, (tokens, part) in enumerate(zip(parts, schema.ordered(), strict=True), 1):
-            kind = {"classes": CLASSES, "entities": ONE}.get(part.kind, SEVERAL)
-            marks |= dict.fromkeys([at + 1, *range(at + 4, at + len(tokens) - 2, 2)], 3 * number + kind)
-            at += len(tokens) + 1
         firsts = {word: place for place, word in reversed(list(enumerate(places)))}
         masks: dict[str, list[int]] = {"words_mask": [0] * len(ids), "groups_mask": [0] * len(ids)}
-        for word, mark in marks.items():
-            masks["groups_mask"][firsts[word]] = mark
+        at, first = 0, len(before) + len(choices)  # the first word of the text
+        for number, (tokens, part) in enumerate(zip(parts, schema.ordered(), strict=True), 1):
+            kind = {"classes": CLASSES, "entities": ONE}.get(part.kind, SEVERAL)
+            for word in (at + 1, *range(at + 4, at + len(tokens) - 2, 2)):
+                masks["groups_mask"][firsts[word]] = 3 * number + kind
+            at += len(tokens) + 1
         read = [word for word in range(len(before), len(given)) if word in firsts]
         for number, word in enumerate(read, 1):
             masks["words_mask"][firsts[word]] = number
         most = self.max_seq_length
         if len(ids) > most:
             was_cut = True
-            if len(before) + len(choices) > places[most - 1]:
+            if first > places[most - 1]:
                 raise ValueError(f"the schema has more than the {most} tokens that the model takes, expected fewer")
             ids, masks = ids[:most], {name: mask[:most] for name, mask in masks.items()}
             read = read[: max(masks["words_mask"])]
-        first = len(before) + len(choices)
         kept = [words[word - first] for word in read if word >= first]
         columns = {word - len(before): column for column, word in enumerate(read)}
         for (record, name), some in of_fields.items():

@@ -29,7 +29,8 @@ DOCUMENTS = "document", "passage", "corpus"  # names of the prompt for documents
 
 def tokenizer_options(processing_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of the tokenizer's call in {"text": {...}, "common": {...}}."""
-    given, options = {} if processing_kwargs is None else processing_kwargs, {}
+    given = {} if processing_kwargs is None else processing_kwargs
+    options: dict[str, Any] = {}
     if not isinstance(given, Mapping) or not all(isinstance(more, Mapping) for more in given.values()):
         raise TypeError(f"processing_kwargs is {given!r}, expected options of the tokenizer, {{'text': {{...}}}}")
     for key, more in given.items():

@@ -25,6 +25,7 @@ from bertcore.tasks.long_texts import Cutting, MergedWindows
 from bertcore.tasks.multi_vector.modules import (
     SIMILARITIES,
     TASKS,
+    VECTORS,
     TokenHead,
     TokenPooling,
     TokenRow,
@@ -371,11 +372,8 @@ class MultiVectorEncoder(PromptedReader):
 
     def _fill(self, target: Path, where: Path) -> None:
         """Write the format of sentence-transformers 6, whatever format was read."""
-        base, own, settings = (
-            "sentence_transformers.base.modules",
-            "sentence_transformers.multi_vector_encoder.modules",
-            self.settings,
-        )
+        base, own = "sentence_transformers.base.modules", "sentence_transformers.multi_vector_encoder.modules"
+        settings = self.settings
         self._save_model(target)
         modules = {"": f"{base}.transformer.Transformer"}
         for number, (dense, config) in enumerate(zip(self.head.maps, self.head.configs, strict=True), 1):
@@ -386,20 +384,17 @@ class MultiVectorEncoder(PromptedReader):
                 for name, array in parameter.tensors()
             }
             save_checkpoint(target / f"{number}_Dense", config, tensors)
-        mask: dict[str, Any] = {"skiplist_words": self.skiplist_words, "skiplist_tasks": settings.skiplist_tasks}
-        mask |= {"keep_only_token_ids": settings.keep_only_token_ids}
-        ends: list[tuple[str, str, Any]] = [("MultiVectorMask", f"{own}.multi_vector_mask.MultiVectorMask", mask)]
+        names = ("skiplist_words", "skiplist_tasks", "keep_only_token_ids")
+        mask = {name: getattr(settings, name) for name in names} | {"skiplist_words": self.skiplist_words}
+        ends: dict[str, Any] = {f"{own}.multi_vector_mask.MultiVectorMask": mask}
         if self.head.normalize:
-            names = dict.fromkeys(("module_input_name", "module_output_name"), "token_embeddings")
-            ends.append(("Normalize", f"{base}.normalize.Normalize", names))
+            ends[f"{base}.normalize.Normalize"] = {"module_input_name": VECTORS, "module_output_name": VECTORS}
         if settings.pooling is not None:
-            kind = "HierarchicalTokenPooling"
-            ends.append((kind, f"{own}.token_pooling.{kind}", asdict(settings.pooling)))
+            ends[f"{own}.token_pooling.HierarchicalTokenPooling"] = asdict(settings.pooling)
         contents: dict[str, Any] = {}
-        for name, kind, config in ends:
-            path = f"{len(modules)}_{name}"
-            contents[f"{path}/config.json"] = config
-            modules[path] = kind
+        for kind, config in ends.items():
+            path = f"{len(modules)}_{kind.rpartition('.')[2]}"
+            modules[path], contents[f"{path}/config.json"] = kind, config
         contents[MODULES_NAME] = module_entries(modules)
         contents[SETTINGS_NAME] = {
             "model_type": "MultiVectorEncoder", "prompts": dict(self.prompts),
