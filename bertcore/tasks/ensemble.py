@@ -100,12 +100,8 @@ class Ensemble:
         """Return the probabilities of one member, (inputs, classes)."""
         function = {} if member.options.calibration else {"function_to_apply": "softmax"}
         answers = member(inputs, **options, **function)
-        places = {label: index for index, label in enumerate(self.labels)}
-        table = np.zeros((len(answers), len(places)))
-        for row, answer in enumerate(answers):
-            for each in answer:
-                table[row, places[each["label"]]] = each["score"]
-        return table
+        rows = ({each["label"]: each["score"] for each in answer} for answer in answers)
+        return np.array([[row[label] for label in self.labels] for row in rows])
 
     def _answer(self, probabilities: np.ndarray) -> dict[str, Any]:
         """Return the answer to one text from probabilities (members, classes)."""

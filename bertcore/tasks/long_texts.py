@@ -120,13 +120,12 @@ def windows_of(tokenizer: Tokenizer, texts: Sequence[Text], cutting: Cutting) ->
     at_once: dict[tuple, list[int]] = {}
     is_cut_from_the_left = tokenizer.truncation_side == "left" and not cutting.reads_all
     for number, text in enumerate(texts):
-        if cutting.max_length is None:
-            at_once.setdefault((len(text.parts), None, None), []).append(number)
-        elif len(text.parts[text.windowed]) > PIECE and not is_cut_from_the_left:
+        is_cut = cutting.max_length is not None
+        if is_cut and len(text.parts[text.windowed]) > PIECE and not is_cut_from_the_left:
             found[number] = _windows_of_pieces(tokenizer, text, cutting)
         else:
-            stride = _stride(tokenizer, text, cutting)
-            at_once.setdefault((len(text.parts), _strategy(text, cutting), stride), []).append(number)
+            options = _strategy(text, cutting) if is_cut else None, _stride(tokenizer, text, cutting)
+            at_once.setdefault((len(text.parts), *options), []).append(number)
     for (_, strategy, stride), numbers in at_once.items():
         rows = _encoded(tokenizer, [texts[number].parts for number in numbers], strategy, cutting.max_length, stride)
         for number, encodings in zip(numbers, rows, strict=True):

@@ -93,12 +93,8 @@ def _calibrated(source: Path, opened: Checkpoint, texts: Iterable[str], name: st
     for parameter, of_inputs in statistics.items():
         if of_inputs.rows == 0:  # not used by any text
             continue
-        label = ", ".join(parameter.names)
-        rounded = _named(
-            label,
-            functools.partial(rounded_weight, statistics=of_inputs, parts=len(parameter.names)),
-            parameter.array(),
-        )
+        function = functools.partial(rounded_weight, statistics=of_inputs, parts=len(parameter.names))
+        rounded = _named(", ".join(parameter.names), function, parameter.array())
         scales = dict(parameter.parts(rounded.scale[:, None]))
         for own_name, values in parameter.parts(rounded.values):
             stored = sources[own_name]

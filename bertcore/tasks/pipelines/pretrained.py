@@ -227,12 +227,9 @@ class TextGenerationPipeline(Pipeline):
         given, continuations = kept[0][0]
         decode = self.tokenizer.decode
         before = decode(given, skip_special_tokens=True)
-        answers = []
-        for new in continuations:
-            # Decoded together: the spelling of a token may depend on the one before it.
-            added = decode([*given, *new], skip_special_tokens=True)[len(before) :]
-            answers.append({"generated_text": item + added if options.return_full_text else added})
-        return answers
+        # Decoded together: the spelling of a token may depend on the one before it.
+        added = (decode([*given, *new], skip_special_tokens=True)[len(before) :] for new in continuations)
+        return [{"generated_text": item + text if options.return_full_text else text} for text in added]
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from bertcore.tasks.sequence_scores import softmax
 from bertcore.tasks.texts import check_words
 
 STRATEGIES = ("none", "simple", "first", "average", "max")
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -104,11 +105,12 @@ class TokenClassificationPipeline(Pipeline):
     def _answer(self, item: str, name: str, kept: list[list[Any]], options: TaggingOptions) -> list[dict[str, Any]]:
         tokens: Iterable[_Token] = self._tokens(item, kept[0])
         strategy, ignored = options.aggregation_strategy, set(options.ignore_labels)
-        words = tokens if strategy in ("none", "simple") else self._words(tokens, strategy)
-        tagged = [self._tagged(word) for word in words]
+        if strategy not in ("none", "simple"):
+            tokens = [self._word(parts, strategy) for parts in _runs(tokens, lambda last, token: token.is_subword)]
+        tagged = [self._tagged(token) for token in tokens]
         if strategy == "none":
             return [each for each in tagged if each["entity"] not in ignored]
-        entities = (self._entity(group) for group in _groups(tagged))
+        entities = (self._entity(group) for group in _runs(tagged, _is_same_entity))
         return [entity for entity in entities if entity["entity_group"] not in ignored]
 
     def _tokens(self, text: str, windows: Sequence[_Scored]) -> Iterator[_Token]:
@@ -137,15 +139,6 @@ class TokenClassificationPipeline(Pipeline):
             "word": token.word, "start": token.start, "end": token.end,
         }  # fmt: skip
 
-    def _words(self, tokens: Iterable[_Token], strategy: str) -> list[_Token]:
-        words: list[list[_Token]] = []
-        for token in tokens:
-            if words and token.is_subword:
-                words[-1].append(token)
-            else:
-                words.append([token])
-        return [self._word(parts, strategy) for parts in words]
-
     def _word(self, parts: Sequence[_Token], strategy: str) -> _Token:
         if strategy == "average":
             scores = np.mean([part.scores for part in parts], axis=0)
@@ -166,15 +159,20 @@ def _joined(words: Iterable[str], name: str) -> str:
     return " ".join(words)
 
 
-def _groups(tagged: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    groups: list[list[Mapping[str, Any]]] = []
-    for each in tagged:
-        begins, kind = _kind(each["entity"])
-        if groups and not begins and kind == _kind(groups[-1][-1]["entity"])[1]:
-            groups[-1].append(each)
+def _runs(items: Iterable[Item], continues: Callable[[Item, Item], bool]) -> list[list[Item]]:
+    """Return neighbouring items in lists; `continues(last, item)` says whether an item joins the last one's list."""
+    runs: list[list[Item]] = []
+    for item in items:
+        if runs and continues(runs[-1][-1], item):
+            runs[-1].append(item)
         else:
-            groups.append([each])
-    return groups
+            runs.append([item])
+    return runs
+
+
+def _is_same_entity(last: Mapping[str, Any], each: Mapping[str, Any]) -> bool:
+    begins, kind = _kind(each["entity"])
+    return not begins and kind == _kind(last["entity"])[1]
 
 
 def _kind(entity: str) -> tuple[bool, str]:
@@ -294,10 +292,8 @@ class QuestionAnsweringPipeline(Pipeline):
         for window in windows:
             for score, (start, end) in zip(np.exp(window.scores - total).tolist(), window.characters, strict=True):
                 text = item["context"][start:end]
-                if text.lower() in found:
-                    found[text.lower()]["score"] += score
-                else:
-                    found[text.lower()] = {"score": score, "start": start, "end": end, "answer": text}
+                entry = found.setdefault(text.lower(), {"score": 0.0, "start": start, "end": end, "answer": text})
+                entry["score"] += score
         answers = list(found.values())
         nothing = [window.none for window in windows if window.none is not None]
         if options.handle_impossible_answer and nothing:
