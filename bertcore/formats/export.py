@@ -189,10 +189,8 @@ def _model(onnx: Any, encoder: SentenceEncoder) -> Any:
     spec, inner = model.spec, model.encoder
     graph = Graph(onnx, spec.longest_sequence)
     run = Pass("numpy", is_deferred=True, graph=graph)
-    ids = [[each % spec.vocab_size for each in range(1, length)] for length in (4, 3)]
-    rows, mask = np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int64)
-    for row, some in enumerate(ids):
-        rows[row, : len(some)], mask[row, : len(some)] = some, 1
+    rows = np.array([[1, 2, 3], [1, 2, 0]], np.int64) % spec.vocab_size
+    mask = np.array([[1, 1, 1], [1, 1, 0]], np.int64)
     inputs = inner.adapter.pack(run, rows, mask, np.zeros_like(rows) if spec.type_vocab_size else None)
     names = ["input_ids", "attention_mask"] + ["token_type_ids"] * (spec.type_vocab_size > 1)
     _name_integers(graph, spec, inputs)
