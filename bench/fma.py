@@ -11,8 +11,9 @@ from numba.extending import intrinsic
 
 from bertcore.kernels._numba import LEVEL, aligned_empty, kernel
 from bertcore.kernels._numba.amx import tiles
-from bertcore.kernels._numba.products.dot import dot_of
+from bertcore.kernels._numba.products.dot import PairDot, dot_of
 from bertcore.kernels._numba.simd import pointer
+from bertcore.kernels._numba.simd.codegen import in_order
 
 # A latency of 4 on 2 units needs 8 chains, one of 12 on 1 unit 12; with 2 operands they fit the registers.
 CHAINS = 24 if LEVEL.registers >= 32 else 12
@@ -100,12 +101,16 @@ def _products(typingctx, left, right, sums):
 
 @intrinsic
 def _run_chains(typingctx, left, right, sums, steps):
-    """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them."""
+    """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them.
+
+    Behind a fence, products of pairs, which are instructions of their own, are computed again for each sum.
+    """
     dot = dot_of(left, right, sums)
 
     def codegen(context, builder, sig, args):
         left, right, sums, steps = args
-        a = dot.left(builder, builder.bitcast(left, dot.left_word.as_pointer()), 0)
+        word = builder.bitcast(left, dot.left_word.as_pointer())
+        a = cgutils.alloca_once_value(builder, dot.left(builder, word, 0))
         words = builder.bitcast(right, ir.VectorType(dot.word, dot.sums.count).as_pointer())
         b = dot.right(builder, builder.load(words, align=4), 0)
         first = builder.bitcast(sums, dot.sums.llvm.as_pointer())
@@ -113,7 +118,9 @@ def _run_chains(typingctx, left, right, sums, steps):
         totals = [cgutils.alloca_once_value(builder, builder.load(place, align=4)) for place in places]
         with cgutils.for_range(builder, steps):
             for total in totals:
-                builder.store(dot.add(builder, a, b, builder.load(total)), total)
+                if isinstance(dot, PairDot):
+                    builder.store(in_order(builder, builder.load(a)), a)
+                builder.store(dot.add(builder, builder.load(a), b, builder.load(total)), total)
         for total, place in zip(totals, places, strict=True):
             builder.store(builder.load(total), place, align=4)
         return context.get_dummy_value()

@@ -34,7 +34,7 @@ from bench.report import Column, table
 from bertcore import AutoModel, use_backend
 from bertcore.checkpoint import INPUT_SCALE, SCALE
 from bertcore.kernels._numba import LEVEL, kernel
-from bertcore.kernels._numba.compile.isa import NATIVE
+from bertcore.kernels._numba.compile.isa import NATIVE, has_pair_dot
 from bertcore.kernels._numba.low_precision import QUANTIZED, ROUNDED
 from bertcore.kernels.activation_names import ACTIVATIONS, ROUGH_GELU
 from bertcore.kernels.linear.cpu.step import has_two_phases
@@ -45,7 +45,8 @@ SUFFIX = "-calibrated"
 PRECISIONS = "float32", "bfloat16", "int8", "int8" + SUFFIX
 WARM = 3  # passes; the third of a shape is the first with a cached program
 _BFLOAT16_DOT, _FLOAT_DOT = (ROUNDED, np.uint16, np.float32), (np.float32,) * 3
-DOTS = {"float32": _FLOAT_DOT, "uint16": _BFLOAT16_DOT, "int8": (QUANTIZED, np.int8, np.int32)}  # by dtype of weights
+_INT8_DOT = (QUANTIZED, np.uint16 if has_pair_dot() else np.int8, np.int32)
+DOTS = {"float32": _FLOAT_DOT, "uint16": _BFLOAT16_DOT, "int8": _INT8_DOT}  # by dtype of weights
 ACTIVATION_NAMES = dict(enumerate(ACTIVATIONS)) | {ROUGH_GELU: "gelu"}
 READ = 1 << 28  # bytes, more than any cache
 COLUMNS = (

@@ -117,8 +117,9 @@ def emit_fma(builder, vec, a, b, c):
 
 
 def in_order(builder, value):
-    """Return the vector behind a fence for loads: LLVM would load all at once, into too many registers."""
-    barrier = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", "=w,0", side_effect=True)
+    """Return the vector behind a fence: LLVM would load or compute all at once, in too many registers."""
+    constraint = "=w,0" if isa.IS_ARM else "=x,0"
+    barrier = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", constraint, side_effect=True)
     return builder.call(barrier, [value])
 
 
