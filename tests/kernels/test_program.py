@@ -14,6 +14,7 @@ from bertcore.kernels.deferred import Deferred
 from bertcore.kernels.embedding import EMBEDDING
 from bertcore.kernels.program import Program, Recordings
 from bertcore.kernels.program import cpu as program_cpu
+from tests.kernels.attention_forms import arguments, attend
 from tests.kernels.strategies import normal
 from tests.refusals import refuses
 
@@ -96,6 +97,33 @@ def test_steps_of_modern_encoders(inplace):
         np.testing.assert_array_equal(noted.result(), expected)
         for _ in range(2):
             recorded(recordings, block, lengths)
+
+
+RELATIVE_TERMS = [
+    "position_key", "position_query", "position_key position_query", "position_key query_for_position segment_scores",
+    "position_key position_query query_for_position segment_scores",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [None, pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_attention_with_relative_terms(dtype):
+    x, _ = packed([20, 19], 64)
+    every = arguments("relative terms", [20, 19], dtype=np.float32, heads=4, head_dim=16, distances=9)
+    weight = kernels.prepare_weight(normal(1, (256, 64), np.float32), dtype=dtype, backend="numba")
+
+    def attended(hidden, terms):
+        projected = kernels.linear(hidden, weight).reshape(39, 4, 4, 16)
+        given = {name: every[name] for name in ("cu_seqlens", "distance_rows", *terms)}
+        if "segment_scores" in terms:
+            given["segment_ids"] = every["segment_ids"]
+        names = ["query", "key", "value", *(name for name in terms if name == "query_for_position")]
+        given |= {name: projected[:, place] for place, name in enumerate(names)}
+        return attend(given, compute_dtype=dtype)
+
+    for terms in map(str.split, RELATIVE_TERMS):
+        noted = attended(Program().enter(x), terms)
+        assert type(noted) is Deferred and not noted.recorder.has_run
+        np.testing.assert_array_equal(noted.result(), attended(x, terms), err_msg=str(terms))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
