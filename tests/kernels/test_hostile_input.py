@@ -46,13 +46,9 @@ gelu(f32(3).astype(np.float16), backend="numba") -> TypeError: input float16 num
 gelu(f32(3), backend="tpu") -> ValueError: backend tpu numpy numba cupy
 gelu(f32(3), backend=f32(3)) -> TypeError: backend array name
 softmax(f32()) -> ValueError: input () axes
-layer_norm(f32()) -> ValueError: input () (...,
 layer_norm(f32(3), eps=1e-60) -> ValueError: eps 1e-60 0 1.18e-38 float32
-backward("rms_norm", f32(3), f32(3), eps=1e-39) -> ValueError: eps 1e-39 0 float32
 gelu(f32(), bias=f32(1)) -> ValueError: input () (...,
 gated_activation(f32(2, 3), "silu") -> ValueError: input (2, 3) two halves
-affine(f32(), f32(1), f32(1)) -> ValueError: input () (...,
-linear(f32(), f32(3, 1)) -> ValueError: input () (...,
 linear(f32(2, 3), prepare_weight(F64)) -> TypeError: weight float64 float32 input
 linear(f32(2, 4), prepare_weight(f32(2, 3))) -> ValueError: weight (2, 3) (out_features, 4)
 prepare_weight(np.ones((2, 3), np.int8)) -> TypeError: scale None float32 (out_features,)
@@ -60,24 +56,19 @@ prepare_weight(np.ones((2, 3), np.int8), np.ones(2)) -> TypeError: scale float64
 prepare_weight(f32(2, 3), f32(2)) -> ValueError: scale int8 float32
 prepare_weight(TOO_WIDE.astype(np.int8), f32(1)) -> ValueError: weight 65537 65536 int8
 prepare_weight(TOO_WIDE, dtype="int8") -> ValueError: weight 65537 65536 int8
-linear(f32(5, 2, 3), f32(4, 3), residual=f32(10, 4)) -> ValueError: residual (10, 4) (5, 2, 4)
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
 embedding(np.array([3]), f32(0, 2)) -> ValueError: input[0] 3 empty
-embedding(np.array([-1]), f32(4, 2)) -> ValueError: input[0] -1 0 to 3
-embedding_backward(f32(2, 5), OF_FOUR) -> ValueError: grad_output (2, 5) (3, any)
 embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 3) (4, 3)
 embedding_backward(SQUARE, OF_THREE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32
 embedding_backward(SQUARE, OF_THREE, add_to=READ_ONLY) -> ValueError: add_to read-only
 embedding_backward(SQUARE, OF_THREE, add_to=SQUARE) -> ValueError: add_to grad_output overlaps
 embedding_backward(SQUARE, OF_THREE, add_to=0.5) -> TypeError: add_to float array
 linear_weight_gradient(SQUARE, SQUARE, dtype="float16") -> TypeError: dtype float16 float32 input
-linear_weight_gradient(f32(2, 3), SQUARE) -> ValueError: grad_output (2, 3) (3, out_features)
 linear_weight_gradient(SQUARE, SQUARE, add_to=np.ones((3, 3))) -> TypeError: add_to float64 float32 input
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(2, 3)) -> ValueError: add_to (2, 3) (3, 3)
 linear_weight_gradient(SQUARE, SQUARE, add_to=f32(3, 3).T) -> ValueError: add_to not C-contiguous
 linear_weight_gradient(f32(3, 3), SQUARE, add_to=SQUARE) -> ValueError: add_to input overlaps
 backward("linear", f32(2, 4), f32(2, 3), f32(4, 3), needs_weight=IDS) -> TypeError: needs_weight array True False
-pooling(SQUARE, np.array([0, 4])) -> ValueError: cu_seqlens 0 to 4 0 to 3
 pooling(f32(3, 2, 3), np.array([0, 3])) -> ValueError: input (3, 2, 3)
 backward("cross_entropy", f32(), SQUARE, IDS, out=[1.0]) -> TypeError: out list array
 backward("cross_entropy", f32(), SQUARE, IDS, out=WIDE) -> ValueError: out (3, 4) (3, 3)
@@ -104,12 +95,10 @@ rotary_tables(3, 8, scaling="dynamic", factor=2) -> TypeError: trained_length No
 rotary_tables(3, 4, scaling="dynamic", factor=1e200, trained_length=1) -> ValueError: theta inf 1e+200 finite
 rotary_tables(3, 160, 5e-324) -> ValueError: theta 5e-324
 rotary_tables(3, 4, dtype=int) -> TypeError: dtype int64 floating
-backward("maxsim", f32(1, 1), f32(), f32(2, 4), np.array([0, 2])) -> ValueError: query () (...,
-rotary(f32(), *TABLES, cu_seqlens=np.array([0, 1])) -> ValueError: input () (tokens,
 gradients(out=(f32(2, 4, 5, 8), GRADIENT, GRADIENT)) -> ValueError: out[1] shares memory with out[2]
 gradients(f32(2, 4, 5, 8), out=(DENSE[0], GRADIENT, f32(2, 4, 5, 8))) -> ValueError: out[0] shares memory with query
-gradients(out=(GRADIENT, None, GRADIENT)) -> TypeError: out tuple of three arrays
 gradients(out=(GRADIENT, GRADIENT, 3)) -> TypeError: out[2] int array
+gradients(out=(GRADIENT, None, GRADIENT)) -> TypeError: out tuple of three arrays
 gradients(out=GRADIENT) -> TypeError: out array tuple of three arrays
 gradients(out=(f32(2, 4, 5, 7), GRADIENT, GRADIENT)) -> ValueError: out[0] (2, 4, 5, 7) (2, 4, 5, 8)
 gradients(out=(GRADIENT, GRADIENT, normal(1, GRADIENT.shape))) -> TypeError: out[2] float64 float32
@@ -120,21 +109,15 @@ attention(*PACKED) -> ValueError: query (7, 4, 8) cu_seqlens
 attention(*(f32(5, 8),) * 3) -> ValueError: query (5, 8) any
 attention(*DENSE, cu_seqlens=OFFSETS) -> ValueError: query (2, 4, 5, 8) (any, any, any)
 attention(DENSE[0], *[f32(2, 3, 5, 8)] * 2) -> ValueError: key 3 heads query 4 divides
-attention(*DENSE[:2], f32(2, 4, 5, 7)) -> ValueError: value (2, 4, 5, 7) (2, 4, 5, 8)
 attention(*DENSE, bias=f32(1, 1, 1, 1, 1)) -> ValueError: bias (1, 1, 1, 1, 1) (2, 4, 5, 5)
-attention(*PACKED, cu_seqlens=OFFSETS, cu_seqlens_k=np.array([0, 7])) -> ValueError: cu_seqlens_k (2,) (3,)
-attention(*PACKED, cu_seqlens=OFFSETS, bias=f32(7, 7)) -> ValueError: bias (7, 7) (2, 4, 4, 4)
-attention(*DENSE, scale=1e-46) -> ValueError: scale 1e-46 0 1.18e-38 float32
 bucketed_distances("a") -> TypeError: num_buckets 'a' integer
 bucketed_distances(32, 128.5) -> TypeError: max_distance 128.5 integer
-alibi_positions(4, 3, "int3") -> TypeError: dtype 'int3' floating
 alibi_positions(4, 3, ("a", 0.9)) -> TypeError: dtype ('a', 0.9) floating
-alibi_positions(4, 3, np.int32) -> TypeError: dtype int32 floating
+alibi_positions(4, 3, "int3") -> TypeError: dtype 'int3' floating
 attention(*DENSE, cu_seqlens_k=OFFSETS) -> ValueError: cu_seqlens_k cu_seqlens
 attention(PACKED[0], f32(9, 4, 8), f32(9, 4, 8), cu_seqlens=OFFSETS) -> ValueError: key 9 7 cu_seqlens_k
 attention(*PACKED, cu_seqlens=OFFSETS[:0]) -> ValueError: cu_seqlens (0,) (sequences + 1,)
 attention(*PACKED, cu_seqlens=np.array([1, 7])) -> ValueError: cu_seqlens 1 to 7 0 to 7 query
-attention(*PACKED, cu_seqlens=np.array([0, 6])) -> ValueError: cu_seqlens 0 to 6 0 to 7 query
 attention(*PACKED, cu_seqlens=np.array([0, 5, 4, 7], np.uint8)) -> ValueError: cu_seqlens[2] 4 5 cu_seqlens[1]
 relative(position_key=None, position_query=None) -> ValueError: position_key position_query None
 relative(**OTHER_TABLE, query_for_position=PACKED[0]) -> ValueError: query_for_position position_key
@@ -147,7 +130,6 @@ relative(segment_ids_k=np.zeros(7, int)) -> ValueError: segment_ids_k without se
 relative(**SEGMENTS | {"segment_ids": np.full(7, 2**24)}) -> ValueError: segment_ids 16777216
 relative(**SEGMENTS, **OTHER_KEYS, cu_seqlens_k=np.array([0, 3, 8])) -> ValueError: 8 7 segment_ids_k
 relative(**OTHER_KEYS) -> ValueError: 8 7 cu_seqlens_k
-relative(cu_seqlens=np.array([0, 8])) -> ValueError: cu_seqlens 8 7 query
 attention(*DENSE, compute_dtype="float16") -> ValueError: compute_dtype 'float16' 'bfloat16'
 attention(*DENSE, compute_dtype="bfloat16", save=True) -> ValueError: save True bfloat16 gradients
 relative(distance_rows=None) -> TypeError: distance_rows None array
