@@ -3,10 +3,6 @@
 Products: test_cuda_linear.py; a whole model: tests/models/test_cuda_emulated.py.
 """
 
-import os
-import subprocess
-import sys
-
 import cupy
 import numpy as np
 import pytest
@@ -25,16 +21,6 @@ def test_the_mode_is_set_for_the_process():
         kernels.set_batch_invariant(False)
         assert not kernels.is_batch_invariant()
         refuses(TypeError, "wanted is 'batch', expected True or False", kernels.set_batch_invariant, "batch")
-
-
-@pytest.mark.parametrize("value, said", [("1", "True"), ("0", "False"), ("", "False"), ("yes", "expected 1 or 0")])
-def test_the_environment_is_checked_with_or_without_a_gpu(value, said):
-    program = "from bertcore import kernels; print(kernels.is_batch_invariant())"
-    environment = os.environ | {"BERTCORE_BATCH_INVARIANT": value}
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
-    assert said in (run.stderr if value == "yes" else run.stdout), run
-    if value == "yes":
-        assert "BERTCORE_BATCH_INVARIANT is 'yes'" in run.stderr
 
 
 @pytest.mark.slow  # attention's tiles compiled for the emulator

@@ -76,16 +76,20 @@ def test_a_block_is_of_its_thread_and_its_task_alone():
 
 
 @pytest.mark.parametrize(("variables", "expected"), [
-    ({"BERTCORE_BACKEND": "numpy"}, "numpy"),
+    ({"BERTCORE_BACKEND": "numpy"}, "numpy False"),
+    ({"BERTCORE_BATCH_INVARIANT": "1"}, "auto True"),
+    ({"BERTCORE_BATCH_INVARIANT": "0"}, "auto False"),
+    ({"BERTCORE_BATCH_INVARIANT": ""}, "auto False"),
+    ({"BERTCORE_BATCH_INVARIANT": "yes"}, "ValueError the environment variable BERTCORE_BATCH_INVARIANT is 'yes', exp"),
     ({"BERTCORE_BACKEND": "nunba"}, "ValueError BERTCORE_BACKEND is 'nunba', expected one of"),
     ({"NUMBA_DISABLE_JIT": "1"}, "BackendUnavailable backend 'numba' cannot run here: the environment variable NUMBA"),
 ])  # fmt: skip
 def test_environment(variables, expected):
     code = """
-import numpy, bertcore.kernels as k
 try:
+    import numpy, bertcore.kernels as k
     k.softmax(numpy.ones(3))
-    print(k.get_backend())
+    print(k.get_backend(), k.is_batch_invariant())
 except Exception as error:
     print(type(error).__name__, error)
 """
