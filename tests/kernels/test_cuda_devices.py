@@ -13,7 +13,7 @@ from bench.ops.cases import OPS, cases
 from bertcore import AutoModel, AutoModelForMaskedLM, kernels, use_backend, value_and_grad
 from bertcore.kernels import adam_update, cast, checks
 from bertcore.training import LAMB, AdamW, clip_grad_norm
-from tests.cuda_emulator.driverless import OtherDevice, driverless
+from tests.cuda_emulator.driverless import OtherDevice
 from tests.kernels.arrays import DTYPES, to_gpu
 from tests.refusals import refuses
 from tests.tiny_families import runnable, tiny_config
@@ -52,20 +52,7 @@ def test_a_bias_that_is_shared_is_copied_where_it_is(gpu):
     assert devices((grads.query, grads.bias)) == {1}
 
 
-@pytest.mark.parametrize(
-    "name", [each if each == "bert-base-uncased" else pytest.param(each, marks=pytest.mark.slow) for each in runnable()]
-)
-def test_a_model_computes_where_its_ids_are(gpu, name):
-    with use_backend("numpy"):
-        model = AutoModel.from_config(tiny_config(name))
-    ids = on_second(lambda: cupy.asarray(some_ids()))
-    assert devices([model(input_ids=ids)[0]]) == {1}
-    assert {launch.device for launch in gpu.launches} == {1}
-
-
-@pytest.mark.parametrize(
-    "name", ["bert-base-uncased", "mpnet-base", "deberta-base", "modernbert-base", "xlnet-base-cased"]
-)
+@pytest.mark.parametrize("name", runnable())
 def test_a_model_computes_on_both(gpu, name):
     gpu.launches = deque(maxlen=0)  # a longer one would keep their arguments alive
     with use_backend("numpy"):
@@ -113,12 +100,6 @@ def test_arrays_of_two_gpus_are_refused(gpu):
 
 
 COUNT = 5
-
-
-@pytest.fixture
-def gpu():
-    with driverless(emulated=False) as gpu:
-        yield gpu
 
 
 def arrays(dtype=np.float32, count=COUNT):
