@@ -27,6 +27,14 @@ OVERLAPPING = np.lib.stride_tricks.as_strided(f32(20), (7, 4, 8), (4, 8, 4))
 SEGMENTS = {"segment_scores": f32(7, 2, 2), "segment_ids": np.zeros(7, int)}
 OTHER_TABLE, WIDE_HEADS = {"position_key": None, "position_query": f32(5, 2, 4)}, normal(1, (2, 4, 5, 8))
 OTHER_KEYS = {"key": f32(8, 2, 4), "value": f32(8, 2, 4)}
+WEIGHT, OF_INPUT = f32(6, 39), np.ones(39, np.float32)
+(VALUES, SCALE), (_, GROUPS) = (kernels.quantize_weight(WEIGHT, per_group=it) for it in (False, True))
+
+
+def changed(array, place, value):
+    array = array.copy()
+    array[place] = value
+    return array
 
 
 def gradients(grad_output=DENSE[0], **options):
@@ -56,6 +64,20 @@ prepare_weight(np.ones((2, 3), np.int8), np.ones(2)) -> TypeError: scale float64
 prepare_weight(f32(2, 3), f32(2)) -> ValueError: scale int8 float32
 prepare_weight(TOO_WIDE.astype(np.int8), f32(1)) -> ValueError: weight 65537 65536 int8
 prepare_weight(TOO_WIDE, dtype="int8") -> ValueError: weight 65537 65536 int8
+prepare_weight(VALUES, changed(SCALE, 3, np.nan)) -> ValueError: scale[3] nan
+prepare_weight(VALUES, changed(SCALE, 3, np.inf)) -> ValueError: scale[3] inf
+prepare_weight(VALUES, changed(SCALE, 3, -1)) -> ValueError: scale[3] -1
+prepare_weight(VALUES, GROUPS[:, :1]) -> ValueError: scale (6, 1) (6, 2)
+prepare_weight(VALUES, changed(GROUPS, (3, 1), np.nan)) -> ValueError: scale[3, 1] nan
+prepare_weight(VALUES, GROUPS, OF_INPUT) -> ValueError: input_scale rounded groups
+prepare_weight(VALUES, SCALE, changed(OF_INPUT, 3, 0)) -> ValueError: input_scale[3] 0
+prepare_weight(VALUES, SCALE, changed(OF_INPUT, 3, np.nan)) -> ValueError: input_scale[3] nan
+prepare_weight(VALUES, SCALE, changed(OF_INPUT, 3, np.inf)) -> ValueError: input_scale[3] inf
+prepare_weight(VALUES, SCALE, OF_INPUT[1:]) -> ValueError: input_scale shape
+prepare_weight(VALUES, SCALE, OF_INPUT.astype(np.float64)) -> TypeError: input_scale float64 float32
+prepare_weight(WEIGHT, None, OF_INPUT) -> ValueError: input_scale int8
+prepare_weight(VALUES, GROUPS, dtype="int8") -> ValueError: dtype 'int8' already
+quantize_weight(changed(WEIGHT, (4, 3), np.nan)) -> ValueError: weight[4] inf or NaN
 embedding(np.array([[0, 1], [2, 4]]), f32(4, 2)) -> ValueError: input[1, 1] 4 0 to 3
 embedding(np.array([3]), f32(0, 2)) -> ValueError: input[0] 3 empty
 embedding_backward(SQUARE, OF_FOUR, add_to=f32(3, 3)) -> ValueError: add_to (3, 3) (4, 3)
