@@ -2,6 +2,7 @@
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -26,8 +27,10 @@ def exact_norm(arrays):
 @pytest.mark.parametrize("dtype", NUMBA_DTYPES)
 def test_arrays_are_scaled_to_the_limit(cpu_backend, dtype):
     arrays, before = arrays_of(dtype), arrays_of(dtype)
+    alone = kernels.joint_norm(arrays, backend=cpu_backend)
     norm = kernels.clip_norm(arrays, 2.0, backend=cpu_backend)
-    assert norm == pytest.approx(exact_norm(before), rel=1e-6)
+    assert alone == norm == pytest.approx(exact_norm(before), rel=1e-6)
+    assert alone.shape == () and alone.dtype == np.float64
     for found, array in zip(arrays, before, strict=True):
         np.testing.assert_allclose(found, array * (2.0 / norm), rtol=1e-6)
     assert kernels.clip_norm(arrays, np.inf, backend=cpu_backend) == pytest.approx(2.0, rel=1e-6)
@@ -83,18 +86,10 @@ def test_bits_do_not_depend_on_threads(monkeypatch):
 
 
 def test_bfloat16_by_the_definition():
-    ml_dtypes = pytest.importorskip("ml_dtypes")
     arrays = arrays_of(ml_dtypes.bfloat16)
     exact = exact_norm([array.astype(np.float64) for array in arrays])
     assert reference.clip_norm(arrays, 1.0) == pytest.approx(exact, rel=1e-9)
     assert arrays[4].dtype == ml_dtypes.bfloat16
-
-
-def test_the_norm_alone(cpu_backend):
-    arrays = arrays_of(np.float32)
-    norm = kernels.joint_norm(arrays, backend=cpu_backend)
-    assert norm.shape == () and norm.dtype == np.float64
-    assert norm == kernels.clip_norm(arrays, np.inf, backend=cpu_backend)
 
 
 @pytest.mark.parametrize("dtype, scale", [(np.float32, 1e-30), (np.float32, 1e30), (np.float16, 1)])
