@@ -11,8 +11,7 @@ from tests.kernels import oracles
 from tests.kernels.arrays import DTYPES, HOST_LAYOUTS, LAYOUTS
 from tests.kernels.conformance.cases import CASES
 from tests.kernels.conformance.checks import DTYPES_OF, KERNELS, assert_conforms, on_disk, results
-from tests.kernels.finite_differences import STEP, assert_gradient
-from tests.kernels.strategies import normal
+from tests.kernels.finite_differences import assert_gradients
 from tests.tolerances import assert_close
 
 TABLES = {"position_key", "position_query", "segment_scores"}
@@ -34,29 +33,15 @@ def check(subtests, operation, backend, dtype, cases):
             assert_conforms(case, operation, backend, DTYPES[dtype], [layout])
 
 
-@pytest.mark.parametrize(
-    "operation, backend, dtype",
-    [
-        pytest.param(operation, backend, dtype, id=f"{operation}-{backend}-{dtype}", marks=marks_of(backend, dtype))
-        for backend in ("numpy", "numba")
-        for operation, dtype in product(on_disk(backend), DTYPES_OF[backend])
-    ],
-)
-def test_on_cpu(subtests, operation, backend, dtype):
-    cases = [case for case in CASES[operation].values() if not has_tables(case)]
+@pytest.mark.parametrize("operation, with_tables, backend, dtype", [
+    pytest.param(*chosen, backend, dtype, marks=marks_of(backend, dtype))
+    for backend in ("numpy", "numba")
+    for chosen in (*((name, False) for name in on_disk(backend)), ("attention", True))  # which take longest
+    for dtype in DTYPES_OF[backend]
+])  # fmt: skip
+def test_on_cpu(subtests, operation, with_tables, backend, dtype):
+    cases = [case for case in CASES[operation].values() if has_tables(case) == with_tables]
     check(subtests, operation, backend, dtype, cases)
-
-
-@pytest.mark.parametrize(
-    "backend, dtype",
-    [
-        pytest.param(backend, dtype, marks=marks_of(backend, dtype))
-        for backend in ("numpy", "numba")
-        for dtype in DTYPES_OF[backend]
-    ],
-)
-def test_attention_with_tables(subtests, backend, dtype):
-    check(subtests, "attention", backend, dtype, filter(has_tables, CASES["attention"].values()))
 
 
 @pytest.mark.gpu
@@ -67,7 +52,7 @@ def test_on_gpu(subtests, operation, dtype):
 
 def test_every_operation_is_complete():
     operations_on_disk = {path.parent.name for path in KERNELS.glob("*/reference.py")}
-    # these change their arguments: test_adam_update.py, test_cast.py, test_clip_norm.py, test_muon_update.py
+    # these change their arguments: test_updates.py, test_cast.py, test_clip_norm.py
     updates = {"adam_update", "cast", "clip_norm", "muon_update"}
     on_cpu = {"nearest_codes"}  # alone; of integers: test_nearest_codes.py
     assert operations_on_disk == {*map(folder, CASES), *updates, *on_cpu}
@@ -117,10 +102,6 @@ def is_small(case):
     return has_gradient(case) and sum(array.size for array in floats(case).values()) <= 200
 
 
-def run(operation, arguments, grad):
-    return dict(operations.training(operation, arguments, grad, "numpy"))
-
-
 @every_operation
 def test_oracle(subtests, operation):
     for case in cases(operation, has_oracle):
@@ -134,24 +115,4 @@ def test_oracle(subtests, operation):
 def test_finite_differences(subtests, operation):
     for case in cases(operation, is_small):
         with subtests.test(case.name):
-            check_gradients(operation, case.arguments)
-
-
-def check_gradients(operation, arguments):
-    for name, gradient in run(operation, arguments, lambda output: normal(98, output.shape)).items():
-        argument = name.removeprefix("grad_")
-        if argument == "output":
-            continue
-        if arguments.get(argument) is None:
-            assert gradient is None, name
-            continue
-
-        def output(changed, argument=argument):
-            return operations.forward(operation, arguments | {argument: np.asarray(changed)}, "numpy")
-
-        array = arguments[argument]
-        if np.isnan(output(array)).any():
-            continue  # the mean over no row (tests/kernels/test_contracts.py)
-        if arguments.get("activation") == "relu":
-            assert (np.abs(array) > 3 * STEP).all(), "relu has a corner at 0"
-        assert_gradient(output, array, normal(98, output(array).shape), gradient, name)
+            assert_gradients(operation, case.arguments)
