@@ -21,8 +21,10 @@ def public_arguments(given: dict[str, Any]) -> dict[str, Any]:
 
     The fields of `RelativePositions` stand among them, flat; tables of rotary become those of the working dtype.
     """
-    relative = {name: array for name, array in given.items() if name in OF_RELATIVE}
-    others = {name: it for name, it in given.items() if name not in OF_RELATIVE}
+    fields = *OF_RELATIVE, "longest"
+    relative, others = {}, {}
+    for name, value in given.items():
+        (relative if name in fields else others)[name] = value
     if "cos" in others:
         dtype = working_dtype(others["input"].dtype)
         others |= {name: others[name].astype(dtype, copy=False) for name in ("cos", "sin")}

@@ -43,13 +43,13 @@ OF_QUERIES = {"query", "query_for_position", "segment_scores", "segment_ids"}
 OF_KEYS = {"key", "value", "segment_ids_k"}
 
 
-def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=2, head_dim=5, distances=5):
-    """The arguments of one form for sequences of these lengths; masks hide every key from every 17th query."""
-    lengths_k, words, rng = (
-        lengths if lengths_k is None else lengths_k,
-        FORMS[form].split(),
-        np.random.default_rng(seed),
-    )
+def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=2, head_dim=5, distances=5, rows=ROWS):
+    """The arguments of one form for sequences of these lengths; masks hide every key from every 17th query.
+
+    `rows`: of the tables; where there are as many as distances, each distance has its own.
+    """
+    words, rng = FORMS[form].split(), np.random.default_rng(seed)
+    lengths_k = lengths if lengths_k is None else lengths_k
     tokens, keys, heads_k = sum(lengths), sum(lengths_k), heads
     heads = 2 * heads if "shared" in words else heads
     scores = (len(lengths), heads, max(lengths, default=0), max(lengths_k, default=0))
@@ -70,7 +70,7 @@ def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=
     if "boolean" in words:
         given["attn_mask"] = visible
     if "additive" in words:
-        given["attn_mask"] = np.where(visible, floats(*scores), dtype(-np.inf))
+        given["attn_mask"] = np.where(visible, floats(*scores), np.array(-np.inf, dtype))
     if "bias" in words:
         given["bias"] = floats(heads, 1, scores[3])
     if "is_causal" in words:
@@ -80,16 +80,16 @@ def arguments(form, lengths, lengths_k=None, dtype=np.float64, *, seed=1, heads=
     if "dropout" in words:
         given |= {"dropout_p": 0.3, "dropout_seed": 2**63 + 5}
     if "position_bias" in words:
-        given["position_bias"] = floats(ROWS, heads)
+        given["position_bias"] = floats(rows, heads)
     for table in {"position_key", "position_query"} & set(words):
-        given[table] = floats(ROWS, heads, head_dim)
+        given[table] = floats(rows, heads, head_dim)
     if "query_for_position" in words:
         given["query_for_position"] = floats(tokens, heads, head_dim)
     if "segments" in words:
         given |= {"segment_ids": rng.integers(-1, 2, tokens), "segment_ids_k": rng.integers(-1, 2, keys)}
         given["segment_scores"] = floats(tokens, heads, 2)
     if given.keys() & OF_RELATIVE:
-        given["distance_rows"] = rng.integers(0, ROWS, distances)
+        given["distance_rows"] = np.arange(rows) if rows == distances else rng.integers(0, rows, distances)
     return given
 
 

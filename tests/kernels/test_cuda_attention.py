@@ -15,11 +15,13 @@ from bench.ops.operations import public_arguments
 from bertcore import kernels
 from bertcore.kernels import _cuda
 from bertcore.kernels.attention import cuda as attention_cuda
+from bertcore.kernels.attention.cuda import backward as backward_cuda
 from bertcore.kernels.attention.cuda import relative as relative_cuda
+from bertcore.kernels.attention.positions import RelativePositions, alibi_positions
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
-from tests.kernels.arrays import to_gpu, with_layout
-from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments
+from tests.kernels.arrays import backward, to_gpu, with_layout
+from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments, only
 from tests.kernels.cuda_support import EmulatorTarget, wide
 from tests.tolerances import assert_close
 
@@ -42,7 +44,7 @@ def call(backend, given, names=(), *arrays):
 
 def defined(given):
     """The definition's results in float64."""
-    return call("numpy", {name: wide(it) for name, it in given.items()})
+    return call("numpy", in_float64(given))
 
 
 def computed(cuda, given):
@@ -50,10 +52,13 @@ def computed(cuda, given):
     return cuda.run(functools.partial(call, "cupy", given, tuple(arrays)), *arrays.values())
 
 
-def computed_on_gpu(given):
-    """The output through CuPy's arrays; `given` may have some already."""
-    on_gpu = {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
-    return host(call("cupy", on_gpu)[0])
+def on_gpu(given):
+    """The same with CuPy's arrays; `given` may have some already."""
+    return {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+
+
+def in_float64(given):
+    return {name: wide(it) for name, it in given.items()}
 
 
 def check(cuda, given, **options):
@@ -88,7 +93,7 @@ def check_gradients(cuda, given):
     dtype = given["query"].dtype
     output, lse, _ = defined(given)
     given = given | {"grad": normal(9, *given["query"].shape, dtype=dtype)}
-    expected = gradients("numpy", {name: wide(it) for name, it in given.items()})
+    expected = gradients("numpy", in_float64(given))
     given |= {"output": output.astype(dtype), "lse": lse.astype(np.float32)}
     for index, (one, other) in enumerate(zip(computed_gradients(cuda, given), expected, strict=True)):
         assert (one is None) == (other is None), index
@@ -104,9 +109,9 @@ def offsets(*lengths):
     return np.cumsum([0, *lengths]).astype(np.int32)
 
 
-def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25):
+def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25, **sizes):
     """The arguments of a form with arrays of (tokens, heads, head_dim) and offsets; sums of products stay near 1."""
-    given = arguments(form, lengths, lengths_k, dtype, heads=heads, head_dim=head_dim, distances=distances)
+    given = arguments(form, lengths, lengths_k, dtype, heads=heads, head_dim=head_dim, distances=distances, **sizes)
     products = 3 if given.keys() & {"position_key", "position_query"} else 1
     return given | {"scale": (products * max(head_dim, 1)) ** -0.5}
 
@@ -161,6 +166,11 @@ CASES = [  # function that makes the arguments, its own arguments, options of at
         (packed, {"lengths": (40,), "heads": 1, "form": form, "distances": count}, {})
         for form in ("deberta", "biases by distance")
         for count in (1, 301)
+    ),
+    *(
+        (packed, {"lengths": FEW, "lengths_k": FEW_K, "form": form, "distances": rows, "rows": rows}, options)
+        for form, rows in (("biases by distance", 81), ("deberta", 39))  # a row for each distance
+        for options in ({"window": (20, 3)}, {"dropout_p": 0.2, "dropout_seed": 2**63 + 5})
     ),
 ]
 
@@ -254,7 +264,7 @@ def test_unknown_rows_are_not_read(dtype, name):
     table = np.concatenate([given[name], np.zeros_like(given[name][:1])])
     expected, *_ = defined(given | {name: table, "distance_rows": given["distance_rows"] % (ROWS + 1)})
     with driverless():
-        assert_close(computed_on_gpu(given), expected)
+        assert_close(host(call("cupy", on_gpu(given))[0]), expected)
 
 
 def test_the_stride_of_a_single_key(dtype):
@@ -262,7 +272,8 @@ def test_the_stride_of_a_single_key(dtype):
     given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}
     expected, *_ = defined(given)
     with driverless():
-        assert_close(computed_on_gpu(given | {"bias": to_gpu(with_layout(given["bias"], "fortran"))}), expected)
+        given["bias"] = to_gpu(with_layout(given["bias"], "fortran"))
+        assert_close(host(call("cupy", on_gpu(given))[0]), expected)
 
 
 def test_biases_beyond_a_sequence_are_not_read(cuda, dtype):
@@ -356,3 +367,40 @@ def test_smaller_tiles_of_relative_attention(head_dim, monkeypatch):
     target = EmulatorTarget()
     check(target, packed(FLOAT32, (37, 5), (41, 40), 1, head_dim, form="relative terms"))
     assert ", 16, EVERYTHING>" in target.launches[0].kernel
+
+
+def test_a_head_that_is_too_wide_is_refused():
+    with pytest.raises(ValueError, match="head_dim 257, expected at most 256 on CUDA"):
+        backward_cuda.check_head_dim(np.empty((1, 1, 1, 257)))
+
+
+def test_gradients_read_no_tiles_out_of_sight(cuda, dtype):
+    given = packed(dtype, (300,), heads=1, head_dim=64) | {"window": (9, 9), "grad": normal(4, 300, 1, 64, dtype=dtype)}
+    clean = computed_gradients(cuda, given)
+    for name in ("query", "key", "value", "grad"):
+        given[name][256:] = np.nan
+    for one, other in zip(clean, computed_gradients(cuda, given), strict=True):
+        if one is not None:
+            np.testing.assert_array_equal(one[:128], other[:128])
+            assert np.isnan(other[256:]).all()
+
+
+def test_a_sequence_has_the_same_bits_in_any_batch(cuda, dtype):
+    given = packed(dtype, (33, 0, 70, 37), head_dim=32) | {"grad": normal(4, 140, 2, 32, dtype=dtype)}
+    own, queries, _ = only(given, 2)
+    together, alone = (computed_gradients(cuda, it) for it in (given, own | {"grad": given["grad"][queries]}))
+    for one, other in zip(together, alone, strict=True):
+        assert one is other is None or np.array_equal(one[queries], other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_biases_by_distance_take_no_array_of_scores(dtype):
+    with driverless(emulated=False) as gpu:
+        array = cupy.zeros((2, 3, 512, 32), dtype)
+        relative = alibi_positions(3, 512, dtype)
+        relative = RelativePositions(
+            cupy.asarray(relative.distance_rows), position_bias=cupy.asarray(relative.position_bias)
+        )
+        backward("attention", *[array] * 4, relative=relative)
+        sizes = {arg.size for launch in gpu.launches for arg in launch.args if isinstance(arg, cupy.ndarray)}
+    assert max(sizes) < 2 * 3 * 512 * 512 / 8

@@ -15,7 +15,7 @@ from tests.kernels.cuda_support import batch_invariance
 
 
 def marks_of(operation, dtype):
-    """Both half precisions share their code; attention has them in test_cuda_attention.py and test_cuda_backward.py."""
+    """Both half precisions share their code; attention has them in test_cuda_attention.py."""
     is_slow = dtype == "float16" or (operation, dtype) == ("attention", "bfloat16")
     return [pytest.mark.slow] if is_slow else []
 
