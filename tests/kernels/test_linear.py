@@ -51,26 +51,6 @@ def test_gradients_over_many_rows_keep_their_digits(cpu_backend):
         assert_close(grad_weight, np.full((2, 1), exact), factor=10)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_the_gradient_of_a_frozen_weight_is_not_computed(backend):
-    arrays = [normal(0, shape, np.float32) for shape in ((7, 5), (7, 3), (5, 3), (5,))]
-    whole = backward("linear", *arrays, backend=backend)
-    grad_input, grad_weight, grad_bias = backward("linear", *arrays, needs_weight=False, backend=backend)
-    assert grad_weight is None
-    np.testing.assert_array_equal(grad_input, whole[0])
-    np.testing.assert_array_equal(grad_bias, whole[2])
-
-
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("backend, dtype", [("numpy", np.float64), ("numba", np.float32)])
-def test_the_gradient_of_a_weight_is_added_to_an_array(backend, dtype, size):
-    x, weight, _, _, grad = arguments(7, *size, dtype)
-    expected = weight + grad.T.astype(np.float64) @ x
-    found = kernels.linear_weight_gradient(grad, x, add_to=weight, backend=backend)
-    assert found is weight
-    assert_close(found, expected, at_least=1)
-
-
 @pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16])
 def test_the_gradient_of_a_weight_need_not_be_rounded(dtype):
     x, _, _, _, grad = arguments(8, 9, 5, 3, np.dtype(dtype))

@@ -51,12 +51,3 @@ def test_a_text_has_the_same_bits_alone_and_on_other_threads(monkeypatch):
         np.testing.assert_array_equal(whole[first:last], alone)
     monkeypatch.setattr(cpu, "num_threads", lambda: 7)  # a private number of groups of texts
     np.testing.assert_array_equal(kernels.lstm(input, weight, offsets, backend="numba"), whole)
-
-
-def test_the_backward_direction_begins_at_the_end_of_each_text():
-    _, _, weight, _, offsets = drawn(6)
-    input = np.random.default_rng(1).normal(size=(offsets[-1], 48))
-    both = kernels.lstm(input, weight.astype(float), offsets, backend="numpy")
-    reversed_rows = np.concatenate([np.arange(first, last)[::-1] for first, last in pairwise(offsets)])
-    turned = kernels.lstm(input[reversed_rows, 24:], weight[1:].astype(float), offsets, backend="numpy")
-    np.testing.assert_array_equal(both[reversed_rows, 6:], turned)

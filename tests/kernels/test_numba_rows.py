@@ -17,25 +17,21 @@ from bertcore.kernels import _numba
 from bertcore.kernels._numba import norms, pointwise, rows
 from bertcore.kernels.activation import ACTIVATIONS
 from bertcore.kernels.activation import cpu as activation
-from bertcore.kernels.activation import reference as activation_reference
 from bertcore.kernels.affine import cpu as affine
 from bertcore.kernels.cross_entropy import REDUCTIONS
 from bertcore.kernels.cross_entropy import cpu as cross_entropy
 from bertcore.kernels.dropout import cpu as dropout
 from bertcore.kernels.dropout_layer_norm import cpu as dropout_layer_norm
 from bertcore.kernels.embedding import cpu as embedding
-from bertcore.kernels.embedding import reference as embedding_reference
 from bertcore.kernels.gated_activation import cpu as gated_activation
 from bertcore.kernels.layer_norm import cpu as layer_norm
-from bertcore.kernels.layer_norm import reference as layer_norm_reference
 from bertcore.kernels.rotary import cpu as rotary
 from bertcore.kernels.softmax import cpu as softmax
-from bertcore.kernels.softmax import reference as softmax_reference
 from tests.refusals import refuses
-from tests.tolerances import assert_all_close
+from tests.tolerances import assert_close
 
 from .conformance.cases import CASES
-from .conformance.checks import results
+from .conformance.checks import results, to_device, to_host
 from .forced_isa import FORCED
 from .strategies import NUMBA_DTYPES, normal
 
@@ -47,25 +43,24 @@ IGNORED = -100
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_over_many_rows_are_exact_enough(dtype):
     """Many rows of one sign: a running float32 sum would be off by 1e-4."""
-    grad, x = 1 + 0.1 * normal(0, (20000, 40), dtype), normal(1, (20000, 40), dtype)
-    many, ids = np.resize(grad, (260000, 3)), np.zeros(20000, np.int64)
-    norm = grad[0], x[0], 1e-5, None, dtype
-    for kernel, reference, *arguments in (
-        (embedding.embedding_backward, embedding_reference.embedding_backward, grad, ids, 3, None),
-        (layer_norm.layer_norm_backward, layer_norm_reference.layer_norm_backward, grad, x, *norm),
-        (activation.activation_backward, activation_reference.activation_backward, many, many, "gelu", grad[0, :3]),
+    x, many = normal(1, (20000, 40), dtype), 1 + 0.1 * normal(0, (260000, 3), dtype)
+    for operation, arguments in (
+        ("embedding", {"input": np.zeros(20000, np.int64), "weight": x[:3]}),
+        ("layer_norm", {"input": x, "weight": x[0]}),
+        ("gelu", {"input": many, "bias": many[0]}),
     ):
-        exact = (it.astype(np.float64) if getattr(it, "dtype", None) == dtype else it for it in arguments)
-        assert_all_close(as_tuple(kernel(*arguments)), as_tuple(reference(*exact)), name=kernel.__name__, at_least=1)
+        wide = {name: it.astype(np.float64) if it.dtype == dtype else it for name, it in arguments.items()}
+        found, exact = (
+            dict(operations.training(operation, given, of_one_sign, backend))
+            for given, backend in ((arguments, "numba"), (wide, "numpy"))
+        )
+        for name in ("grad_weight", "grad_bias"):
+            if found.get(name) is not None:
+                assert_close(found[name], exact[name], name=f"{operation}: {name}", at_least=1)
 
 
-def as_tuple(found):
-    return found if isinstance(found, tuple) else (found,)
-
-
-def assert_as_reference_elementwise(found, expected, tolerance=4e-6):
-    """Like the reference in the same dtype, each element by its own scale; NaN and infinities at the same places."""
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+def of_one_sign(output):
+    return np.asarray(1 + 0.1 * normal(0, output.shape), output.dtype)
 
 
 def special_values(dtype):
@@ -82,30 +77,26 @@ def rows_of_special_values(dtype, width, place, *more):
     return x
 
 
-def special_calls(dtype):
-    """(operation, a call of it or of its gradients by a module)"""
-    x = np.resize(special_values(dtype), 75)  # in full vectors and in a tail
-    for name in ACTIVATIONS:
-        yield "activation", lambda its, name=name: its.activation(x, name, None)
-        yield "activation", lambda its, name=name: its.activation_backward(np.ones_like(x), x, name, None)[0]
+def special_cases(dtype):
+    """Yield (operation, arguments)."""
+    for name in ACTIVATIONS:  # in full vectors and in a tail
+        yield "activation", {"input": np.resize(special_values(dtype), 75), "activation": name}
     for width in (1, 7, 64, 100):
-        rows = rows_of_special_values(dtype, width, width // 2, -np.inf, np.nan)
-        output = softmax_reference.softmax(rows, 1)
-        yield "softmax", lambda its, rows=rows: its.softmax(rows, 1)
-        yield "softmax", lambda its, rows=rows, output=output: its.softmax_backward(rows, output, 1)
+        yield "softmax", {"input": rows_of_special_values(dtype, width, width // 2, -np.inf, np.nan)}
     rows, weight = rows_of_special_values(dtype, 75, 70), normal(4, 75, dtype)
-    given = np.ones_like(rows), rows, weight, None, 1e-12, None, rows.dtype
-    yield "layer_norm", lambda its: its.layer_norm(rows, weight, weight, 1e-12, None)
-    yield "layer_norm", lambda its: its.layer_norm_backward(*given)[0]
-    yield "layer_norm", lambda its: its.layer_norm(np.full((2, 40), 3.0, dtype), None, None, 0.0, None)  # NaN
+    yield "layer_norm", {"input": rows, "weight": weight, "bias": weight, "eps": 1e-12}
+    yield "layer_norm", {"input": np.full((2, 40), 3.0, dtype), "eps": 0.0}  # NaN
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_special_values(dtype):
-    own = {"activation": activation, "softmax": softmax, "layer_norm": layer_norm}
-    definitions = {"activation": activation_reference, "softmax": softmax_reference, "layer_norm": layer_norm_reference}
-    for operation, call in special_calls(dtype):
-        assert_as_reference_elementwise(call(own[operation]), call(definitions[operation]))
+    """Numba equals the reference in the same dtype, each element by its own scale; NaN and infinities, too."""
+    for operation, arguments in special_cases(dtype):
+        found, expected = (
+            dict(operations.training(operation, arguments, np.ones_like, backend)) for backend in ("numba", "numpy")
+        )
+        for name in ("output", "grad_input"):
+            np.testing.assert_allclose(found[name], expected[name], rtol=4e-6, atol=4e-6, err_msg=operation)
     assert np.signbit(activation.activation(np.full(99, -0.0, dtype), "tanh", None)).all()
     masked = normal(2, (9, 130), dtype)
     masked[:, ::3] = -np.inf
@@ -162,24 +153,27 @@ def batches(dtype):
         yield "cross_entropy", loss, set() if reduction == "mean" else by_row
 
 
-def run(operation, arguments, dtype, part=slice(None)):
+def run(operation, arguments, part=slice(None), backend="numba"):
     """Results by name; `part` are the rows of the batch that the arguments hold."""
 
     def grad(output):
-        return normal(9, (BATCH, *output.shape[1:]), dtype)[part] if output.ndim else np.ones_like(output)
+        rows = normal(9, (BATCH, *output.shape[1:]), output.dtype)[part] if output.ndim else np.ones((), output.dtype)
+        return to_device(rows, backend)
 
-    found = operations.training(operation, arguments, grad, "numba")
-    return {name: array for name, array in found if array is not None}
+    given = operations.public_arguments(arguments)
+    given = {name: to_device(it, backend) if isinstance(it, np.ndarray) else it for name, it in given.items()}
+    found = operations.training(operation, given, grad, backend)
+    return {name: to_host(array) for name, array in found if array is not None}
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_same_bits_for_any_thread_count(dtype, threads):
     for operation, arguments, _ in batches(dtype):
         threads(1)
-        alone = run(operation, arguments, dtype)
+        alone = run(operation, arguments)
         for count in (2, 3, 8):
             threads(count)
-            for name, array in run(operation, arguments, dtype).items():
+            for name, array in run(operation, arguments).items():
                 np.testing.assert_array_equal(array, alone[name], err_msg=f"{operation}: {name}")
 
 
@@ -189,9 +183,9 @@ def test_threads_allocate_nothing(threads):
 
     def taken(operation, arguments, count):
         threads(count)
-        run(operation, arguments, np.float32)
+        run(operation, arguments)
         before = rtsys.get_allocation_stats().alloc
-        run(operation, arguments, np.float32)
+        run(operation, arguments)
         return rtsys.get_allocation_stats().alloc - before
 
     for operation, arguments, _ in batches(np.float32):
@@ -210,21 +204,26 @@ def test_out_of_memory(monkeypatch):
     refuses(MemoryError, r"shape \(11, 67\)", embedding.embedding_backward, x, ids, 11, None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_for_a_row_alone_and_in_a_batch(dtype, threads):
-    threads(2)
+def check_rows_alone(dtype, backend):
+    """A row has the same bits alone and in a batch."""
     for operation, arguments, by_row in batches(dtype):
         if not by_row:
             continue
-        whole = run(operation, arguments, dtype)
+        whole = run(operation, arguments, backend=backend)
         for row in (0, 64, BATCH - 1):
             part = slice(row, row + 1)
             own = {name: it[part] if name in by_row else it for name, it in arguments.items()}
-            found = run(operation, own, dtype, part)
+            found = run(operation, own, part, backend)
             of_rows = [name for name in found if whole[name].shape[:1] == (BATCH,)]
             assert of_rows
             for name in of_rows:
                 np.testing.assert_array_equal(found[name], whole[name][part], err_msg=f"{operation}: {name}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_same_bits_for_a_row_alone_and_in_a_batch(dtype, threads):
+    threads(2)
+    check_rows_alone(dtype, "numba")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

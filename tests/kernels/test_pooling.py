@@ -34,11 +34,3 @@ def test_offsets_that_nobody_checked_reach_nothing_outside(cuda, mode):
     found = cuda.run(pooling_cuda.pooling, rows, np.array([-5, 9, 99, 3], np.int32), mode, 0, np.float32)
     expected = kernels.pooling(rows, np.array([0, 9, 9, 9]), mode, backend="numpy")
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("skipped", [2**31, 2**63 - 1, 2**64])
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_all_tokens_may_be_skipped(backend, skipped):
-    rows, offsets = normal(1, (9, 39), np.float32), np.array([0, 4, 9])
-    for mode in ("mean", "cls", "lasttoken"):
-        assert not kernels.pooling(rows, offsets, mode, skipped=skipped, backend=backend).any()

@@ -23,7 +23,26 @@ def more_of_linear(arguments, grad, backend):
     if grad is not None:
         for name, array in operations.training("linear", prepared, grad, backend):
             yield f"{name} of a prepared weight", array
-        yield "grad_weight alone", kernels.linear_weight_gradient(grad(fused), arguments["input"], backend=backend)
+        given = grad(fused), arguments["input"]
+        alone = kernels.linear_weight_gradient(*given, backend=backend)
+        yield "grad_weight alone", alone
+        total = 1 + 0 * alone
+        kernels.linear_weight_gradient(*given, add_to=total, backend=backend)
+        yield "grad_weight added to 1", total
+        _, saved = kernels.linear(**arguments, save=True, backend=backend)
+        grad_input, frozen, grad_bias = kernels.linear_backward(given[0], saved, needs_weight=False, backend=backend)
+        assert frozen is None
+        yield from (("grad_input beside a frozen weight", grad_input), ("grad_bias beside it", grad_bias))
+
+
+def more_of_embedding(arguments, grad, backend):
+    """A gradient that is added to an array."""
+    output, saved = kernels.embedding(**arguments, save=True, backend=backend)
+    if grad is not None:
+        given = grad(output), saved
+        total = 1 + 0 * kernels.embedding_backward(*given, backend=backend)
+        kernels.embedding_backward(*given, add_to=total, backend=backend)
+        yield "grad_weight added to 1", total
 
 
 def more_of_attention(arguments, grad, backend):
@@ -36,4 +55,4 @@ def more_of_attention(arguments, grad, backend):
         yield from zip(("content", "content to position", "position to content"), given, strict=True)
 
 
-MORE = {"linear": more_of_linear, "attention": more_of_attention}
+MORE = {"linear": more_of_linear, "attention": more_of_attention, "embedding": more_of_embedding}

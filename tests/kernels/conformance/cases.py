@@ -114,9 +114,9 @@ def affine() -> Iterator[Case]:
 
 def norms_of_large_rows() -> Iterator[Case]:
     """Squares and sums that overflow in float32 do not reach the result, nor the rows beside them."""
-    large = normal(1, (5, 39))
+    large = normal(1, (5, 64))
     large[1], large[3] = 1e30 * large[1], 1e37 * large[3]
-    yield Case("large rows", {"input": large, "weight": normal(2, (39,)), "eps": 1e-5})
+    yield Case("large rows", {"input": large, "weight": normal(2, (64,)), "eps": 1e-5})
 
 
 def gelu() -> Iterator[Case]:
@@ -190,7 +190,9 @@ def dropout() -> Iterator[Case]:
 
 
 def dropout_layer_norm() -> Iterator[Case]:
-    for index, shape in enumerate([*SHAPES, (67, 39), (130, 64)]):
+    # On CUDA widths of 64, 192 and 1088 are computed at once, others as dropout and layer_norm.
+    shapes = [*SHAPES, (67, 39), (130, 64), (5, 192), (3, 1088), (3, 72), (3, 4160)]
+    for index, shape in enumerate(shapes):
         arguments = {"input": normal(1, shape), "residual": normal(2, shape), "p": 0.3, "seed": index << 40 | 7}
         yield Case(f"{shape}", arguments | {"eps": 1e-3})
         parameters = {"weight": normal(3, shape[-1:]), "bias": normal(4, shape[-1:])}
@@ -198,6 +200,8 @@ def dropout_layer_norm() -> Iterator[Case]:
     plain = {"input": normal(1, (5, 39)), "residual": normal(2, (5, 39)), "eps": 1e-5, "seed": 2**64 - 1}
     yield Case("nothing is dropped", plain | {"p": 0.0, "weight": normal(3, (39,))})
     yield Case("most is dropped", plain | {"p": 0.9, "bias": normal(3, (39,))})
+    for case in norms_of_large_rows():
+        yield case._replace(arguments=case.arguments | {"residual": normal(2, (5, 64)), "p": 0.3, "seed": 7})
     yield Case("NaN in a row", {"input": EXTREMES, "residual": normal(2, (3, 3)), "p": 0.5, "seed": 3, "eps": 1e-5})
 
 
@@ -324,7 +328,7 @@ def attention_masks() -> Iterator[Case]:
         added = np.where(boolean, normal(7, shape), -np.inf)
         yield Case(f"additive mask {shape}", base | {"attn_mask": added, "scale": 0.3})
         yield Case(f"bias {shape}", base | {"bias": normal(8, shape)})
-    yield Case("bias that a broadcast view holds", base | {"bias": np.broadcast_to(normal(8, (5, 7)), scores)})
+    yield Case("bias of one number", base | {"bias": normal(8, ())})
     ragged = packed([3, 0, 5], [3, 0, 5], 4)
     yield Case(
         "packed, padding mask", ragged | {"attn_mask": normal(6, (3, 1, 1, 5)) < 1, "bias": normal(8, (HEADS, 1, 5))}
@@ -359,6 +363,12 @@ def attention_forms() -> Iterator[Case]:
         sizes = {"heads": HEADS, "head_dim": (8, 5, 13)[index % 3], "distances": 2 * index + 1}
         for form in ("position_query", "deberta", "xlnet", "relative terms"):
             yield Case(f"{form}, {name}", arguments(form, *lengths, **sizes))
+    lengths = [1, 0, 39, 67, 0], [39, 1, 0, 100, 3]
+    for head_dim in (64, 160):  # on CUDA a warp for 16 rows, and two that share them
+        given = arguments("biases by distance", *lengths, heads=1, head_dim=head_dim, distances=321, rows=321)
+        yield Case(f"a row for each distance, {head_dim}", given | {"scale": head_dim**-0.5})
+    given = arguments("deberta", [20, 0, 7], [70, 3, 7], head_dim=13, distances=39, rows=39)
+    yield Case("more rows than a warp has threads", given)
     few = arguments("position_key", [7]) | {"distance_rows": np.array([1, 4, 0], np.uint8)}
     yield Case("position_key, one sequence", few | {"attn_mask": visible((1, 7))})
 
@@ -401,6 +411,10 @@ def pooling() -> Iterator[Case]:
             cu_seqlens = np.fromiter(accumulate((0, *lengths)), np.int32)
             given = {"input": normal(1, (sum(lengths), width)), "cu_seqlens": cu_seqlens}
             yield Case(f"{mode} of {lengths} x {width} but {skipped}", given | {"mode": mode, "skipped": skipped})
+        if skipped:
+            given = {"input": normal(1, (9, 39)), "cu_seqlens": np.array([0, 4, 9]), "mode": mode}
+            for many in (2**31, 2**63 - 1, 2**64):
+                yield Case(f"{mode} of no token but {many}", given | {"skipped": many})
         special = {"input": special_rows(16).T, "cu_seqlens": np.array([0, 3, 9, 16]), "mode": mode}
         yield Case(f"{mode} of infinities but {skipped}", special | {"skipped": skipped}, forward_only=True)
 

@@ -86,6 +86,8 @@ def results(case, operation, backend, rounding, dtype, layout):
         found["output"] = found["output"].astype(dtype)
     for name, value in given.items():
         assert contents(value) == before[name], f"{name} was written to"
+        if found.get(f"grad_{name}") is not None:
+            assert found[f"grad_{name}"].shape == value.shape, name
     return found
 
 
