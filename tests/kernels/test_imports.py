@@ -2,7 +2,6 @@
 
 import ast
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from bertcore import kernels
 from bertcore.kernels._numba import LEVEL
 from tests.processes import run_python
+from tests.test_packaging import imports_by_module
 
 KERNELS = Path(kernels.__file__).parent
 MODULES = sorted(
@@ -22,25 +22,21 @@ HEAVY = ("numba", "cupy", "tokenizers", "torch", "llvmlite", "ml_dtypes")
 ALLOWED = {"numpy", "numba", "llvmlite", "cupy", "cuda", "ml_dtypes"}  # cuda.pathfinder comes with CuPy
 
 
-def run(code, folder=None):
-    result = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def run(code):
+    return run_python(code)[0]
 
 
-@pytest.mark.parametrize("module", ["bertcore", "bertcore.kernels"])
-def test_import_loads_no_backend(module):
-    loaded = run(f"import sys, {module}; print(*(name for name in {HEAVY} if name in sys.modules))").split()
-    assert not loaded
+ON_NUMPY = """
+import numpy as np
+from bertcore import kernels
+kernels.linear(np.ones((2, 3)), np.ones((4, 3)), activation="gelu", backend="numpy")
+"""
+THREADS = "import bertcore; bertcore.set_num_threads(bertcore.get_num_threads())"
 
 
-def test_the_numpy_backend_loads_no_other():
-    loaded = run(
-        "import sys, numpy as np\nfrom bertcore import kernels\n"
-        "kernels.linear(np.ones((2, 3)), np.ones((4, 3)), activation='gelu', backend='numpy')\n"
-        f"print(*(name for name in {HEAVY} if name in sys.modules))"
-    ).split()
-    assert not loaded
+@pytest.mark.parametrize("code", ["import bertcore", "import bertcore.kernels", THREADS, ON_NUMPY])
+def test_no_other_backend_is_loaded(code):
+    assert not run(f"{code}\nimport sys; print(*(name for name in {HEAVY} if name in sys.modules))").split()
 
 
 def test_functions_stay_functions_when_submodules_are_imported():
@@ -79,63 +75,30 @@ def test_the_folder_imports_itself_relatively_and_little_else():
             assert level or is_host or top in ALLOWED or top in sys.stdlib_module_names, f"{path}: import {module}"
 
 
-def inner_imports(path):
-    """The files of the folder that a file imports, also within its functions."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom) or not node.level:
-            continue
-        base = path.parents[node.level - 1].joinpath(*filter(None, (node.module or "").split(".")))
-        for place in (base, *(base / alias.name for alias in node.names)):
-            yield from (file for file in (place.with_suffix(".py"), place / "__init__.py") if file.exists())
-
-
 def test_arrows_point_down():
-    """program -> operations -> dispatch -> deferred, and no circle."""
-    arrows = {path: set(inner_imports(path)) for path in KERNELS.rglob("*.py")}
-    operations = {path.parent for path in KERNELS.glob("*/reference.py")}
-    program = KERNELS / "program"
-    for path, imported in arrows.items():
-        if path.parent != program:
-            assert not {file for file in imported if file.parent == program}, f"{path} imports the program"
-    for name in ("dispatch", "deferred", "checks"):
-        assert not {file for file in arrows[KERNELS / f"{name}.py"] if file.parent in operations}, name
-    left = {path: imported - {path} for path, imported in arrows.items() if path != KERNELS / "__init__.py"}
-    while done := {path for path, imported in left.items() if not imported & left.keys()}:
-        left = {path: imported for path, imported in left.items() if path not in done}
-    assert not left, f"a circle in {sorted(map(str, left))}"
-
-
-@pytest.mark.slow
-def test_vendored_under_another_name(tmp_path):
-    shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
-    code = f"""
-import importlib, sys
-import numpy as np
-import numerics
-from numerics import use_backend
-
-assert numerics.__file__.startswith({str(tmp_path)!r})
-x = np.arange(12, dtype=np.float32).reshape(3, 4)
-with use_backend("numpy"):
-    assert np.allclose(numerics.softmax(x).sum(-1), 1)
-    assert numerics.linear(x, numerics.prepare_weight(x), activation="gelu").shape == (3, 3)
-    numerics.attention(x[:, None], x[:, None], x[:, None], cu_seqlens=np.array([0, 1, 3]))
-for module in {MODULES}:
-    importlib.import_module(f"numerics.{{module}}")
-assert "bertcore" not in sys.modules and "cupy" not in sys.modules
-"""
-    run(code, tmp_path)
+    """program -> operations -> dispatch -> deferred; tests/test_packaging.py finds circles."""
+    program = "bertcore.kernels.program"
+    operations = tuple(f"bertcore.kernels.{path.parent.name}." for path in KERNELS.glob("*/reference.py"))
+    for module, targets in imports_by_module():
+        if module.startswith("bertcore.kernels") and not module.startswith(program):
+            assert not [name for name in targets if name.startswith(program)], f"{module} imports the program"
+        if module.rpartition(".")[2] in ("dispatch", "deferred", "checks"):
+            assert not [name for name in targets if f"{name}.".startswith(operations)], module
 
 
 def test_a_copy_goes_by_its_own_name(tmp_path):
+    """The folder, vendored under another name, needs nothing of the package."""
     shutil.copytree(KERNELS, tmp_path / "numerics", ignore=shutil.ignore_patterns("__pycache__"))
     code = f"""
-import sys
+import importlib, sys
 sys.path.insert(0, {str(tmp_path)!r})
 import numerics, numpy as np
-assert numerics.get_backend() == "numba"
+assert numerics.get_backend() == "numba" and numerics.__file__.startswith({str(tmp_path)!r})
 numerics.embedding(np.array([1]), np.ones((2, 3), np.float32))
 from numerics._numba import LEVEL, cache_folder
+for module in {MODULES}:
+    importlib.import_module(f"numerics.{{module}}")
+assert "bertcore" not in sys.modules and "cupy" not in sys.modules
 print(LEVEL.name, cache_folder())
 """
     ours = {"BERTCORE_BACKEND": "numpy", "BERTCORE_ISA": "generic", "BERTCORE_CACHE_DIR": str(tmp_path / "ours")}

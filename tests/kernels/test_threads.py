@@ -149,8 +149,3 @@ def test_affinity_end_to_end():
     only = min(os.sched_getaffinity(0))
     assert model_threads(before=f"os.sched_setaffinity(0, {{{only}}})") == "1 1"
     assert model_threads(between=f"os.sched_setaffinity(0, {{{only}}})") == "1 1"
-
-
-def test_get_num_threads_does_not_load_numba():
-    code = "import sys, bertcore; bertcore.set_num_threads(bertcore.get_num_threads()); print('numba' in sys.modules)"
-    assert run_python(code)[0] == "False"
