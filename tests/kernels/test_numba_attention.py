@@ -194,15 +194,16 @@ def test_same_bits_alone_and_in_any_batch(form, dtype):
             np.testing.assert_array_equal(fewer, alone["output"][length // 2 :])
 
 
-@only_float32
-def test_same_bits_alone_and_in_any_batch_in_bfloat16():
-    lengths = [5, 39, 300, 1, 33]
-    problem = arguments("plain", lengths, dtype=np.float32, head_dim=39)
-    whole = attend(problem, compute_dtype="bfloat16", backend="numba")
+@pytest.mark.parametrize("lengths, window", [([5, 39, 300, 1, 33], None), ([700], (70, 9))])
+@pytest.mark.parametrize("compute_dtype", [None, pytest.param("bfloat16", marks=only_float32)])
+def test_same_bits_for_any_queries(compute_dtype, lengths, window):
+    problem = arguments("plain", lengths, dtype=DTYPE, head_dim=40) | {"window": window}
+    asked = {"compute_dtype": compute_dtype, "backend": "numba"}
+    whole = attend(problem, **asked)
     for sequence, length in enumerate(lengths):
-        for first in (0, length // 2):
+        for first in {0, min(1, length - 1), length // 2}:
             own, queries, _ = only(problem, sequence, first)
-            np.testing.assert_array_equal(attend(own, compute_dtype="bfloat16", backend="numba"), whole[queries])
+            np.testing.assert_array_equal(attend(own, **asked), whole[queries])
 
 
 def test_same_bits_with_padding():
@@ -213,15 +214,6 @@ def test_same_bits_with_padding():
     padded, padded_lse = attention(*(array.swapaxes(1, 2) for array in content), attn_mask=visible, **asked)
     np.testing.assert_array_equal(padded[0, :, :160].swapaxes(0, 1), alone)
     np.testing.assert_array_equal(padded_lse[0, :, :160], lse)
-
-
-@pytest.mark.parametrize("compute_dtype", [None, pytest.param("bfloat16", marks=only_float32)])
-def test_same_bits_in_a_window_for_any_queries(compute_dtype):
-    problem = arguments("plain", [700], dtype=DTYPE, head_dim=40) | {"window": (70, 9)}
-    asked = {"compute_dtype": compute_dtype, "backend": "numba"}
-    whole = attend(problem, **asked)
-    for first in (1, 333):
-        np.testing.assert_array_equal(attend(only(problem, 0, first)[0], **asked), whole[first:])
 
 
 @pytest.mark.parametrize("form", ["all masks", "all"])
