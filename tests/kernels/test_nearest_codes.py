@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from bertcore import kernels
 from bertcore.kernels import Nearest, nearest_codes, use_backend
+from tests.kernels.strategies import layouts, with_layout
 from tests.refusals import refuses
 
-SIZES = st.sampled_from([1, 2, 3, 7, 31, 39, 64, 101, 160])
-BACKENDS = ("numpy", "numba")
+SIZES = st.sampled_from([0, 1, 2, 3, 7, 31, 39, 64, 101, 160])
 
 
 def codes(seed, shape, dtype):
@@ -34,14 +34,16 @@ def oracle(query, corpus, top_k):
     return [[sign * key for key, _ in each] for each in found], [[row for _, row in each] for each in found]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@given(st.integers(0, 5), SIZES, SIZES, SIZES, SIZES, st.sampled_from([np.uint8, np.int8]))
-def test_nearest(backend, seed, queries, rows, width, top_k, dtype):
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@given(st.integers(0, 5), SIZES, SIZES, SIZES, SIZES, st.sampled_from([np.uint8, np.int8]), layouts())
+def test_nearest(backend, seed, queries, rows, width, top_k, dtype, layout):
     query, corpus = codes(seed, (min(queries, 3), width), dtype), codes(seed + 9, (rows, width), dtype)
-    corpus[rows // 2] = corpus[0]  # of equal ones the first
-    found = nearest_codes(query, corpus, top_k, backend=backend)
+    top_k = max(top_k, 1)
+    corpus[rows // 2 : rows // 2 + 1] = corpus[:1]  # of equal ones the first
+    found = nearest_codes(*(with_layout(array, layout) for array in (query, corpus)), top_k, backend=backend)
     assert (found.scores.tolist(), found.rows.tolist()) == oracle(query, corpus, top_k)
-    assert (found.scores.dtype, found.rows.dtype) == (np.int32, np.int64)
+    assert found.rows.shape == (len(query), min(top_k, rows))
+    assert (type(found), found.scores.dtype, found.rows.dtype) == (Nearest, np.int32, np.int64)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8])
@@ -58,24 +60,6 @@ def test_many_rows_on_threads(dtype, top_k):
             kernels.set_num_threads(before)
         np.testing.assert_array_equal(found.scores, expected.scores)
         np.testing.assert_array_equal(found.rows, expected.rows)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("shapes", [((0, 3), (5, 3)), ((2, 3), (0, 3)), ((2, 0), (5, 0))])
-def test_nothing(backend, shapes):
-    query, corpus = (np.zeros(shape, np.int8) for shape in shapes)
-    found = nearest_codes(query, corpus, 4, backend=backend)
-    assert isinstance(found, Nearest) and found.rows.shape == (len(query), min(4, len(corpus)))
-    assert not found.scores.any()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_strides_and_read_only_memory(backend):
-    query, corpus = codes(1, (4, 78), np.int8), codes(2, (60, 78), np.int8)
-    expected = nearest_codes(query[::2, ::2].copy(), corpus[::3, ::2].copy(), 5, backend=backend)
-    corpus.flags.writeable = False
-    found = nearest_codes(query[::2, ::2], corpus[::3, ::2], 5, backend=backend)
-    np.testing.assert_array_equal(found.rows, expected.rows)
 
 
 def test_errors():
