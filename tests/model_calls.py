@@ -1,6 +1,5 @@
 """A model and calls of it whose results are known: what tests of threads and processes run wherever they are."""
 
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -31,26 +30,10 @@ class Calls:
                 np.testing.assert_array_equal(self.model(batch).last_hidden_state, wanted)
 
     def check_in_threads(self, threads: int, rounds: int) -> None:
-        """The same in several Python threads at once."""
+        """The same in several Python threads at once, which are gone when this returns."""
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(self.check, rounds) for _ in range(threads)]:
                 done.result()
-
-    def check_in_a_thread_that_exits(self) -> None:
-        """The same in a new thread, which is gone when this returns."""
-        failures = []
-
-        def run():
-            try:
-                self.check()
-            except AssertionError as failure:
-                failures.append(failure)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-        if failures:
-            raise failures[0]
 
 
 def check_elsewhere(wanted: list[np.ndarray], seed: int) -> int:

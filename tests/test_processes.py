@@ -1,11 +1,22 @@
-"""Models in forked and spawned processes, on each of Numba's thread pools."""
+"""Models in threads, and in forked and spawned processes, on each of Numba's thread pools."""
 
 import os
 
 import pytest
 
 from tests.processes import run_python
-from tests.threading_layers import layer  # noqa: F401
+
+MODULES = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
+
+
+@pytest.fixture(params=["tbb", *(pytest.param(name, marks=pytest.mark.slow) for name in ("workqueue", "omp"))])
+def layer(request) -> dict[str, str]:
+    """Return the environment of a process that runs kernels on two threads of one pool; each loadable pool in turn."""
+    from bertcore.kernels import _numba  # noqa: F401 (which makes tbb loadable)
+
+    pytest.importorskip(f"numba.np.ufunc.{MODULES[request.param]}", exc_type=ImportError)
+    return {"NUMBA_THREADING_LAYER": request.param, "OMP_NUM_THREADS": "2"}
+
 
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 
@@ -148,7 +159,7 @@ with ThreadPoolExecutor(1) as pool:
 
 
 @forks
-def test_children_of_a_parent_that_has_run_the_model(layer):  # noqa: F811
+def test_children_of_a_parent_that_has_run_the_model(layer):
     lines = run_python(PRELOAD, **layer)[0].splitlines()
     first, second = {"tbb": (2, 1), "omp": (1, 1), "workqueue": (2, 2)}[layer["NUMBA_THREADING_LAYER"]]
     found = [line for line in lines if line.startswith("threads")]
@@ -160,24 +171,24 @@ def test_children_of_a_parent_that_has_run_the_model(layer):  # noqa: F811
 
 
 @forks
-def test_children_of_a_parent_whose_threads_are_computing(layer):  # noqa: F811
+def test_children_of_a_parent_whose_threads_are_computing(layer):
     assert "well" in run_python(BUSY, **layer)[0].splitlines()  # tbb prints beside it
 
 
 @forks
-def test_multiprocessing_by_forks(layer):  # noqa: F811
+def test_multiprocessing_by_forks(layer):
     threads = 1 if layer["NUMBA_THREADING_LAYER"] == "omp" else 2
     assert run_python(MULTIPROCESSING, "fork", **layer)[0] == str([threads] * 2)
 
 
 @pytest.mark.slow
-def test_spawned_processes(layer):  # noqa: F811
+def test_spawned_processes(layer):
     assert run_python(MULTIPROCESSING, "spawn", **layer)[0] == "[2, 2]"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not bind processes to CPUs")
 @pytest.mark.parametrize("forks", [True, False])
-def test_a_process_on_one_cpu_ends(layer, forks):  # noqa: F811
+def test_a_process_on_one_cpu_ends(layer, forks):
     run_python(ONE_CPU.replace("FORKS", str(forks)), **layer)
 
 
@@ -186,3 +197,60 @@ def test_a_process_on_one_cpu_ends(layer, forks):  # noqa: F811
 def test_fork_waits_for_compilation_and_pool_start(lock):
     """The child would wait forever for a lock that none of its threads holds."""
     run_python(LOCKED, lock)
+
+
+CALLERS = """
+import threading
+import bertcore, numba
+from tests.model_calls import Calls
+
+calls = Calls()
+for threads in (2, 8):
+    calls.check_in_threads(threads, rounds=6)
+for _ in range(20):
+    calls.check_in_threads(1, rounds=1)
+done = threading.Event()
+
+def change_the_number_of_threads():
+    while not done.is_set():
+        for count in (1, 2, 3):
+            bertcore.set_num_threads(count)
+            done.wait(0.002)
+
+changer = threading.Thread(target=change_the_number_of_threads)
+changer.start()
+try:
+    calls.check_in_threads(3, rounds=6)
+finally:
+    done.set()
+    changer.join()
+calls.check()
+print(numba.threading_layer(), numba.config.NUMBA_NUM_THREADS)
+"""
+
+FIRST_CALLERS = """
+import threading
+import numpy as np
+from concurrent.futures import ThreadPoolExecutor
+from bertcore import AutoModel
+from tests.model_calls import CONFIG
+
+model, ids = AutoModel.from_config(CONFIG), np.arange(1, 61).reshape(4, 15)
+start = threading.Barrier(4)
+
+def first_call(_):
+    start.wait()
+    return model(ids).last_hidden_state
+
+with ThreadPoolExecutor(4) as pool:
+    results = list(pool.map(first_call, range(4)))
+assert all(np.array_equal(result, model(ids).last_hidden_state) for result in results)
+"""
+
+
+def test_many_callers_and_threads_that_exit(layer):
+    assert run_python(CALLERS, **layer)[0] == f"{layer['NUMBA_THREADING_LAYER']} 2"
+
+
+def test_first_callers_all_at_once(layer):
+    run_python(FIRST_CALLERS, **layer)
