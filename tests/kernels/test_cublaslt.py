@@ -41,23 +41,6 @@ def test_views(dtype, offset):
         assert_close(output, wide(left) @ wide(right))
 
 
-@pytest.mark.parametrize("heads", [1, 3])
-def test_batches(dtype, heads):
-    tokens, rows, size = 37, 11, 8
-    vectors, table = normal(0, (tokens, heads, size), dtype), normal(1, (rows, heads, size), dtype)
-    left, right = vectors.transpose(1, 0, 2), table.transpose(1, 0, 2)
-    products = np.full((heads, tokens, rows), np.nan, np.float32)
-    cublaslt.multiply(products, left, right, transpose_right=True)
-    assert_close(products, wide(left) @ wide(right).swapaxes(1, 2))
-    shared = np.broadcast_to(right[0], right.shape)
-    cublaslt.multiply(products, left, shared, transpose_right=True, addend=products)
-    assert_close(products, wide(left) @ (wide(right) + wide(shared)).swapaxes(1, 2), at_least=1)
-    weights, expected = normal(2, (heads, tokens, rows), dtype), wide(right)
-    cublaslt.multiply(right, weights, left, transpose_left=True, addend=right)
-    assert_close(right, expected + wide(weights).swapaxes(1, 2) @ wide(left))
-    np.testing.assert_array_equal(table.transpose(1, 0, 2), right)
-
-
 def test_a_plan_is_made_once_for_a_shape_and_its_alignments():
     storage, right = normal(0, (9 * 40 + 8,), np.float32), normal(1, (24, 40), np.float32)
     output = np.empty((9, 24), np.float32)
