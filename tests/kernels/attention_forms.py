@@ -129,5 +129,5 @@ def only(given, sequence, first=0):
 
 def in_float64(problem):
     """The arguments with floating arrays widened."""
-    is_float = {name: isinstance(it, np.ndarray) and it.dtype.kind == "f" for name, it in problem.items()}
+    is_float = {name: isinstance(it, np.ndarray) and it.dtype.kind not in "iub" for name, it in problem.items()}
     return {name: it.astype(np.float64) if is_float[name] else it for name, it in problem.items()}

@@ -20,8 +20,8 @@ from bertcore.kernels.attention.cuda import relative as relative_cuda
 from bertcore.kernels.attention.positions import RelativePositions, alibi_positions
 from tests.cuda_emulator import Emulator
 from tests.cuda_emulator.driverless import driverless, host
-from tests.kernels.arrays import backward, to_gpu, with_layout
-from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments, only
+from tests.kernels.arrays import backward, normal, to_gpu, with_layout
+from tests.kernels.attention_forms import FORMS, OF_KEYS, OF_QUERIES, ROWS, arguments, in_float64, only
 from tests.kernels.cuda_support import EmulatorTarget, wide
 from tests.tolerances import assert_close
 
@@ -57,10 +57,6 @@ def on_gpu(given):
     return {name: cupy.asarray(it) if isinstance(it, np.ndarray) else it for name, it in given.items()}
 
 
-def in_float64(given):
-    return {name: wide(it) for name, it in given.items()}
-
-
 def check(cuda, given, **options):
     """Compare output, lse and probabilities with the definition's; returns the output in float64."""
     expected, found = defined(given | options), computed(cuda, given | options)
@@ -92,21 +88,13 @@ def check_gradients(cuda, given):
     """Compare all gradients with the definition's, by what its forward keeps."""
     dtype = given["query"].dtype
     output, lse, _ = defined(given)
-    given = given | {"grad": normal(9, *given["query"].shape, dtype=dtype)}
+    given = given | {"grad": normal(9, given["query"].shape, dtype)}
     expected = gradients("numpy", in_float64(given))
     given |= {"output": output.astype(dtype), "lse": lse.astype(np.float32)}
     for index, (one, other) in enumerate(zip(computed_gradients(cuda, given), expected, strict=True)):
         assert (one is None) == (other is None), index
         if other is not None:
             assert_close(one, other, name=f"gradient {index}", at_least=1, factor=3)
-
-
-def normal(seed, *shape, dtype):
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
-
-
-def offsets(*lengths):
-    return np.cumsum([0, *lengths]).astype(np.int32)
 
 
 def packed(dtype, lengths, lengths_k=None, heads=2, head_dim=13, form="plain", distances=25, **sizes):
@@ -200,7 +188,7 @@ def test_head_dims_with_tables(cuda, dtype, head_dim):
 def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
     monkeypatch.setattr(Emulator, "device", lambda self: _cuda.DeviceProperties(80, 4, shared << 10))
     given = dense(FLOAT16, heads=4, length=150, head_dim=head_dim)
-    check(cuda, given, **{name: normal(3, 4, 150, 150, dtype=FLOAT16) for name in ("attn_mask", "bias")})
+    check(cuda, given, **{name: normal(3, (4, 150, 150), FLOAT16) for name in ("attn_mask", "bias")})
     check(cuda, given, is_causal=True, window=(70, 9))
     if isinstance(cuda, EmulatorTarget):
         assert cuda.launches[0].kernel == f"attention_forward<__half, {head_dim}, {strips}, NOTHING>"
@@ -209,10 +197,10 @@ def test_two_strips_per_warp(cuda, head_dim, strips, shared, monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", [39, 48], ids=["that no vector fits", "of whole vectors"])
 def test_packed_views_of_a_fused_projection(cuda, dtype, head_dim, is_causal):
-    fused = normal(0, sum(MANY), 3, 2, head_dim, dtype=dtype)
+    fused = normal(0, (sum(MANY), 3, 2, head_dim), dtype)
     views = dict(zip(("query", "key", "value"), fused.swapaxes(0, 1), strict=True))
     assert not views["query"].flags.c_contiguous
-    check(cuda, views, cu_seqlens=offsets(*MANY), is_causal=is_causal)
+    check(cuda, views, cu_seqlens=np.cumsum([0, *MANY], dtype=np.int32), is_causal=is_causal)
 
 
 def test_masks_whose_keys_lie_apart(cuda, dtype):
@@ -252,7 +240,7 @@ def test_tiles_of_keys_out_of_sight_are_not_read(cuda, dtype, form):
 
 def test_a_window_has_the_same_bits_whatever_the_queries_are(cuda, dtype):
     given = packed(dtype, (150,), head_dim=32) | {"window": (40, 9)}
-    part = given | {"query": given["query"][101:], "cu_seqlens": offsets(49)}
+    part = given | {"query": given["query"][101:], "cu_seqlens": np.array([0, 49], np.int32)}
     np.testing.assert_array_equal(computed(cuda, given)[0][101:], computed(cuda, part)[0])
 
 
@@ -269,7 +257,7 @@ def test_unknown_rows_are_not_read(dtype, name):
 
 def test_the_stride_of_a_single_key(dtype):
     """An axis of size 1 may have any stride: memory beyond the key is not read."""
-    given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, 1, 3, 1, 1, dtype=dtype)}
+    given = packed(dtype, [1], heads=3, form="biases by distance") | {"bias": normal(3, (1, 3, 1, 1), dtype)}
     expected, *_ = defined(given)
     with driverless():
         given["bias"] = to_gpu(with_layout(given["bias"], "fortran"))
@@ -280,7 +268,7 @@ def test_biases_beyond_a_sequence_are_not_read(cuda, dtype):
     """A mask and a bias have the longest sequence's size; beyond a sequence's own length the bias is NaN."""
     lengths = (5, 0, 66, 20)
     given = packed(dtype, lengths, head_dim=24, form="all masks")
-    given["bias"] = normal(3, len(lengths), 2, 66, 66, dtype=dtype)
+    given["bias"] = normal(3, (len(lengths), 2, 66, 66), dtype)
     for bias, length in zip(given["bias"], lengths, strict=True):
         bias[:, length:], bias[:, :, length:] = np.nan, np.nan
     check(cuda, given, window=None)
@@ -375,7 +363,7 @@ def test_a_head_that_is_too_wide_is_refused():
 
 
 def test_gradients_read_no_tiles_out_of_sight(cuda, dtype):
-    given = packed(dtype, (300,), heads=1, head_dim=64) | {"window": (9, 9), "grad": normal(4, 300, 1, 64, dtype=dtype)}
+    given = packed(dtype, (300,), heads=1, head_dim=64) | {"window": (9, 9), "grad": normal(4, (300, 1, 64), dtype)}
     clean = computed_gradients(cuda, given)
     for name in ("query", "key", "value", "grad"):
         given[name][256:] = np.nan
@@ -386,7 +374,7 @@ def test_gradients_read_no_tiles_out_of_sight(cuda, dtype):
 
 
 def test_a_sequence_has_the_same_bits_in_any_batch(cuda, dtype):
-    given = packed(dtype, (33, 0, 70, 37), head_dim=32) | {"grad": normal(4, 140, 2, 32, dtype=dtype)}
+    given = packed(dtype, (33, 0, 70, 37), head_dim=32) | {"grad": normal(4, (140, 2, 32), dtype)}
     own, queries, _ = only(given, 2)
     together, alone = (computed_gradients(cuda, it) for it in (given, own | {"grad": given["grad"][queries]}))
     for one, other in zip(together, alone, strict=True):

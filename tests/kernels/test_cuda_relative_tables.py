@@ -13,10 +13,10 @@ from bertcore.kernels._cuda.capture import Lifetimes
 from bertcore.kernels.attention.cuda import relative as relative_cuda
 from bertcore.kernels.attention.positions import RelativePositions
 from tests.cuda_emulator.driverless import driverless, host
-from tests.kernels.attention_forms import ROWS
+from tests.kernels.attention_forms import ROWS, in_float64
 from tests.kernels.cuda_support import DTYPES
 from tests.kernels.strategies import normal
-from tests.kernels.test_cuda_attention import dense, gradients, in_float64, on_gpu, packed
+from tests.kernels.test_cuda_attention import dense, gradients, on_gpu, packed
 from tests.refusals import refuses
 from tests.tolerances import assert_close
 
