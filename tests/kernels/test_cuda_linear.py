@@ -10,7 +10,6 @@ from bertcore.kernels import _cuda, is_batch_invariant
 from bertcore.kernels._cuda import cublaslt
 from bertcore.kernels.linear import cuda as linear_cuda
 from bertcore.kernels.linear import reference
-from tests.kernels.conformance.cases import TILES
 from tests.tolerances import assert_all_close, assert_close
 
 from . import strategies
@@ -101,21 +100,6 @@ def test_a_weight_of_whole_vectors_is_prepared_without_a_copy(cuda, in_features,
         return linear_cuda.linear(input, prepared, None, None, None)
 
     assert_close(cuda.run(run, input, weight), expected(input, weight, None, None, None))
-
-
-@pytest.mark.parametrize("shape", TILES, ids=str)
-def test_gradients_of_weights_are_added_to_float32(cuda, dtype, shape):
-    input, weight, _, grad = problem(*shape, dtype)
-    total = strategies.normal(5, weight.shape, np.float32)
-    product = grad.astype(np.float64).T @ input.astype(np.float64)
-
-    def run(grad, input, total):
-        alone = linear_cuda.linear_weight_gradient(grad, input, np.dtype(np.float32), None)
-        return alone, linear_cuda.linear_weight_gradient(grad, input, total.dtype, total.copy())
-
-    alone, summed = cuda.run(run, grad, input, total)
-    assert_close(alone, product)
-    assert_close(summed, total + product)
 
 
 def test_rows_of_a_vocabulary_begin_on_vectors(cuda, dtype, monkeypatch):

@@ -24,11 +24,12 @@ def more_of_linear(arguments, grad, backend):
         for name, array in operations.training("linear", prepared, grad, backend):
             yield f"{name} of a prepared weight", array
         given = grad(fused), arguments["input"]
-        alone = kernels.linear_weight_gradient(*given, backend=backend)
-        yield "grad_weight alone", alone
-        total = 1 + 0 * alone
+        yield "grad_weight alone", kernels.linear_weight_gradient(*given, backend=backend)
+        wide = {"dtype": "float32"} if fused.dtype.itemsize == 2 else {}
+        total = kernels.linear_weight_gradient(*given, **wide, backend=backend)
+        yield "grad_weight that is not rounded", 1 * total
         kernels.linear_weight_gradient(*given, add_to=total, backend=backend)
-        yield "grad_weight added to 1", total
+        yield "grad_weight that is not rounded, twice", total
         _, saved = kernels.linear(**arguments, save=True, backend=backend)
         grad_input, frozen, grad_bias = kernels.linear_backward(given[0], saved, needs_weight=False, backend=backend)
         assert frozen is None
