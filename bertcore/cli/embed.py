@@ -1,6 +1,5 @@
 """The command embed: lines in, embeddings out; a corpus of files on several workers of Ray."""
 
-import contextlib
 import functools
 import itertools
 import json
@@ -101,10 +100,8 @@ class Embed(TextsCommand, Reading):
             raise CommandError("standard output is a terminal, which npy is not for: give -o FILE, or --format jsonl")
         progress = False if self.progress is None and to_terminal else self.progress  # not among the results
         folder = model_folder(self.model)
-        with contextlib.ExitStack() as stack:
-            lines, _ = stack.enter_context(self.texts())
-            output = stack.enter_context(output_stream(self.output, seekable=as_npy))
-            stack.enter_context(self.chosen_backend())
+        stream = output_stream(self.output, seekable=as_npy)
+        with self.texts() as (lines, _), stream as output, self.chosen_backend():
             encoder, counted, started = self.encoder(folder), itertools.count(), time.perf_counter()
             texts = map(lambda line, number: line, lines, counted)
             self.write(output, encoder, texts, as_npy=as_npy, progress=progress)

@@ -4,7 +4,7 @@ import dataclasses
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -276,14 +276,22 @@ class Finetune(Labels, Adapters):
         kind = objectives.CoSENTLoss if is_scored else objectives.MultipleNegativesRankingLoss
         objective = kind(encoder)
         encoder.max_seq_length = self.example_length(self.model, encoder.model, LONGEST_EMBEDDED, encoder.tokenizer)
+        self._train_by(
+            folder, encoder, objective, train, measured, "pairs", lambda out: figures(out, measured, columns)
+        )
+
+    def _train_by(
+        self, folder: Path, encoder: Any, objective: Any, train: list[Any], measured: list[Any], noun: str, score: Any
+    ) -> None:
+        """Train an encoder's model, save the encoder, and report `score(folder)` of what is held out."""
         model = self.with_adapters(encoder.model)
         trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=objective)
-        print(f"data      {len(train):,} pairs, {len(measured):,} held out")
+        print(f"data      {len(train):,} {noun}, {len(measured):,} held out")
 
         def measure(out: Path) -> dict[str, float]:
             encoder.model = trainer.model
             encoder.save_pretrained(out)
-            return figures(out, measured, columns) if measured else {}
+            return score(out) if measured else {}
 
         self.train_and_report(trainer, measure)
 
@@ -295,26 +303,16 @@ class Finetune(Labels, Adapters):
         if len({len(example) for example in [*train, *measured]}) > 1:
             raise CommandError("records have different numbers of negatives, expected the same in all")
         encoder = with_new_head(MultiVectorEncoder, model_folder(self.model), document_length=self.max_length)
-        kind = (
-            multi_vector.MultiVectorDistillKLDivLoss
-            if is_distilled
-            else multi_vector.MultiVectorMultipleNegativesRankingLoss
-        )
-        model = self.with_adapters(encoder.model)
-        trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=kind(encoder))
-        print(f"data      {len(train):,} queries, {len(measured):,} held out")
+        loss = "MultiVectorDistillKLDivLoss" if is_distilled else "MultiVectorMultipleNegativesRankingLoss"
+        objective = getattr(multi_vector, loss)(encoder)
 
-        def measure(out: Path) -> dict[str, float]:
-            encoder.model = trainer.model
-            encoder.save_pretrained(out)
-            if not measured:
-                return {}
+        def first_of_all(out: Path) -> dict[str, float]:
             queries = encoder.encode_query([example["query"] for example in measured], truncation=True)
             documents = encoder.encode_document([example["document"] for example in measured], truncation=True)
             nearest = encoder.similarity(queries, documents).argmax(axis=1)
             return {"first_of_all": float((nearest == np.arange(len(measured))).mean())}
 
-        self.train_and_report(trainer, measure)
+        self._train_by(folder, encoder, objective, train, measured, "queries", first_of_all)
 
     def _check_gliner(self) -> None:
         if self.max_length or self.lora:
@@ -334,9 +332,7 @@ class Finetune(Labels, Adapters):
             measured, tuned = [read_record(row) for row in held_out], GLiNER2.from_pretrained(out)
             schemas = [each.schema for each in measured]
             results = tuned.batch_extract([each.text for each in measured], schemas, truncation=True)
-            right, given = [each.facts() for each in measured], list(map(LabelledText.facts, measured, results))
-            hits = sum(len(one & other) for one, other in zip(given, right, strict=True))
-            return of_counts(hits, sum(map(len, given)), sum(map(len, right))) if held_out else {}
+            return _of_sets(map(LabelledText.facts, measured, results), [each.facts() for each in measured])
 
         self.train_and_report(trainer, measure)
 
@@ -359,11 +355,16 @@ class Finetune(Labels, Adapters):
             texts = [row["text"] for row in held_out]
             found = GLiNER.from_pretrained(out).inference(texts, labels, truncation=True)
             given = [{(each["start"], each["end"], each["label"]) for each in some} for some in found]
-            right = [{(*span, kind) for span, kind in some} for some in others]
-            hits = sum(len(one & other) for one, other in zip(given, right, strict=True))
-            return of_counts(hits, sum(map(len, given)), sum(map(len, right))) if held_out else {}
+            return _of_sets(given, [{(*span, kind) for span, kind in some} for some in others])
 
         self.train_and_report(trainer, measure)
+
+
+def _of_sets(found: Iterable[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
+    """Return precision, recall and F1 of what was found in each text; {} without texts."""
+    pairs = list(zip(found, expected, strict=True))
+    counts = ([len(one & other), len(one), len(other)] for one, other in pairs)
+    return of_counts(*map(sum, zip(*counts, strict=True))) if pairs else {}
 
 
 def with_new_head(kind: Any, source: Path, **options: Any) -> Any:

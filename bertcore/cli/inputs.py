@@ -28,20 +28,30 @@ MODEL_FILES = (".json", ".txt", ".model", ".safetensors", ".bin")
 Truncation = Annotated[str, ("warn", "error", "chunk", "cut")]
 
 
-class WithModel(Command):
-    """A command that loads a model.
+class Model(Command):
+    """A command for a model.
 
     Attributes:
         model: folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for
             all-MiniLM-L6-v2.
-        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`)
-            (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
     """
 
     positions = ("model",)
     title = "Model"
 
     model: File
+
+
+class WithModel(Model):
+    """A command that loads a model.
+
+    Attributes:
+        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`)
+            (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
+    """
+
+    title = Model.title
+
     dtype: Dtype = None
 
 
@@ -72,7 +82,7 @@ class Reading(WithModel):
         return {"truncation": True if self.truncation == "cut" else self.truncation, **batches}
 
 
-class TextsCommand(Command):
+class TextsCommand(Model):
     """A command that takes texts.
 
     Attributes:

@@ -49,11 +49,9 @@ class Pipeline(TextsCommand, Reading, Output):
         self, load: Callable[[], Any], show: Callable[[Any], str], read: Callable[..., Any] = iter, **options: Any
     ) -> None:
         """Load a pipeline, and write its answer to each of `read(inputs)`: as JSON, or as `show` formats it."""
-        with contextlib.ExitStack() as stack:
-            items = read(stack.enter_context(self.inputs()))
-            output = stack.enter_context(inputs.output_stream(self.output, seekable=False))
-            stack.enter_context(self.chosen_backend())
-            for answer in load()(items, **options):
+        stream = inputs.output_stream(self.output, seekable=False)
+        with self.inputs() as given, stream as output, self.chosen_backend():
+            for answer in load()(read(given), **options):
                 line = json.dumps(answer, ensure_ascii=False) if self.json else show(answer)
                 output.write((line + "\n").encode("utf-8"))
 

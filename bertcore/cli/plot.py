@@ -59,7 +59,6 @@ class Explain(PairsCommand):
 
     only_for = ("label method gradients", "steps method gradients")
 
-    model: File
     method: Annotated[str, ("gradients", "rollout")] = "gradients"
     label: str | None = None
     steps: Positive | None = None
@@ -274,7 +273,6 @@ class Preview(TextsCommand):
         seed: seed of the random choices.
     """
 
-    model: File
     epochs: Positive = 3
     seed: Seed = 0
 

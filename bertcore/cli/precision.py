@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 from bertcore.arguments import INT8
-from bertcore.cli.inputs import TextsCommand, model_folder, some_texts, texts_from
-from bertcore.cli.options import SEVERAL, Command, CommandError, File
+from bertcore.cli.inputs import Model, TextsCommand, model_folder, some_texts, texts_from
+from bertcore.cli.options import SEVERAL, CommandError, File
 from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
 LOW = ("bfloat16", *INT8)
@@ -38,14 +38,12 @@ class Precision(TextsCommand):
         bertcore precision bert-base-uncased/ texts.txt --dtype int8 --json
 
     Attributes:
-        model: folder of a model, its id on the Hugging Face hub, or demo.
         dtype: the dtypes to compare.
         json: print one JSON object.
     """
 
     spellings = ("--texts file",)
 
-    model: File
     dtype: Annotated[tuple[str, ...], LOW, SEVERAL] = LOW[:2]
     json: bool = False
 
@@ -74,7 +72,7 @@ def table(size: float, comparisons: Sequence[Comparison]) -> str:
     return "\n".join([*lines, "", *(f"worst text in {dtype}: {text!r}" for dtype, text in shown)])
 
 
-class Quantize(Command):
+class Quantize(Model):
     """Write a model in low precision: smaller and quicker to load; every command loads it as it is.
 
       int8              8-bit weights of linear layers with a scale for each output channel, embedding tables in
@@ -94,7 +92,6 @@ class Quantize(Command):
         bertcore quantize bert-base-uncased/ bert-base-bf16/ --dtype bfloat16
 
     Attributes:
-        model: folder of a model, its id on the Hugging Face hub, or demo.
         folder: the folder to write: a new or an empty one.
         dtype: the dtype to write.
         calibrate: file of sample texts, one a line, or - for standard input.
@@ -104,7 +101,6 @@ class Quantize(Command):
     positions = ("model", "folder")
     apart = ("calibrate text",)
 
-    model: File
     folder: File
     dtype: Annotated[str, (*INT8, "bfloat16")] = "int8"
     calibrate: File | None = None
@@ -128,7 +124,7 @@ class Quantize(Command):
 PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.export has them, which imports models
 
 
-class Export(Command):
+class Export(Model):
     """Write a model for another runtime.
 
       gguf  one file for llama.cpp, with the tokenizer and the pooling: sentence encoders and rerankers of BERT,
@@ -142,7 +138,6 @@ class Export(Command):
         bertcore export demo all-MiniLM-L6-v2-onnx/ --format onnx
 
     Attributes:
-        model: folder of a model, its id on the Hugging Face hub, or demo.
         target: the file or the folder to write.
         format: the format (default: gguf for a file that ends so, else onnx).
         precision: of a GGUF file's weights, as llama.cpp spells it (default: q8_0).
@@ -150,7 +145,6 @@ class Export(Command):
 
     positions = ("model", "target")
 
-    model: File
     target: File
     format: Annotated[str | None, ("gguf", "onnx")] = None
     precision: Annotated[str | None, PRECISIONS] = None

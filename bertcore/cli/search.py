@@ -79,8 +79,7 @@ class Index(Corpus):
 
     def run(self) -> None:
         folder = model_folder(self.model)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(self.chosen_backend())
+        with self.chosen_backend(), contextlib.ExitStack() as stack:
             index = opened_index(self.output, folder) if self.add else None
             lines, encoder = self.lines(stack), dense_encoder(folder, self)
             before, started = 0 if index is None else len(index), time.perf_counter()
@@ -204,9 +203,8 @@ class Search(Corpus):
         if kind == "late" and read_late_settings(folder).is_new:
             trained = "bertcore finetune --task late-interaction"
             raise CommandError(f"{self.model} has no map to token vectors, expected a model trained by {trained}")
-        with contextlib.ExitStack() as stack:
-            output = stack.enter_context(inputs.output_stream("-", seekable=False))
-            stack.enter_context(self.chosen_backend())
+        stream = inputs.output_stream("-", seekable=False)
+        with stream as output, self.chosen_backend(), contextlib.ExitStack() as stack:
             indices = [opened_index(each, folder) for each in self.index]
             loaded = functools.partial(ENCODERS[kind], folder, **self.loading_options(kind == "late"))
             encoder = dense_encoder(folder, self) if indices else loaded()
@@ -280,10 +278,8 @@ class Rerank(TextsCommand, Reading):
         is_late = (kind := kind_of(folder)) == "late"
         if kind in ("dense", "sparse") and (folder / "modules.json").is_file():
             raise CommandError(f"{self.model} is a {kind} encoder, expected a cross-encoder or a late-interaction one")
-        with contextlib.ExitStack() as stack:
-            lines, _ = stack.enter_context(self.texts())
-            output = stack.enter_context(inputs.output_stream("-", seekable=False))
-            stack.enter_context(self.chosen_backend())
+        stream = inputs.output_stream("-", seekable=False)
+        with self.texts() as (lines, _), stream as output, self.chosen_backend():
             if is_late:
                 encoder = bertcore.MultiVectorEncoder(folder, **self.loading_options(is_late))
             else:

@@ -167,7 +167,8 @@ def _handler(
         else:
             query = {name: request.query_params.get(name) for name in endpoint.body["properties"]}
             body = query | request.path_params
-        return long_json_response(await _answered(request, endpoint.answer(body, models, settings), settings.timeout))
+        model = endpoint.choose(models, body.get("model"))
+        return long_json_response(await _answered(request, endpoint.answer(body, model, settings), settings.timeout))
 
     return handle
 

@@ -8,13 +8,13 @@ import numpy as np
 
 from bertcore.serving import requests as rq
 from bertcore.serving.batcher import SCORE
-from bertcore.serving.models import Kinds, Models, ServedModel, finite, is_of
+from bertcore.serving.models import Models, ServedModel, finite, is_of
 from bertcore.serving.requests import ServerSettings
 from bertcore.tasks.sequence_scores import FUNCTIONS, published_function, sigmoid
 
 NUMBER = {"type": "number"}
 INTEGER = {"type": "integer"}
-READ = {"inputs": rq.INPUT} | rq.CUT | rq.PROMPT | rq.MODEL
+READ = {"inputs": rq.INPUT} | rq.CUT | rq.PROMPT
 USAGE = rq.record(prompt_tokens=INTEGER, total_tokens=INTEGER)
 
 
@@ -26,20 +26,20 @@ USAGE = rq.record(prompt_tokens=INTEGER, total_tokens=INTEGER)
     normalize=rq.optional(rq.FLAG, True),
     dimensions=rq.optional(rq.COUNT),
 )
-async def embed(body: dict[str, Any], models: Models, settings: ServerSettings) -> np.ndarray:
+async def embed(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> np.ndarray:
     """Return the embedding of each text of `inputs`, of length 1 unless `normalize` is false."""
-    model, rows, route = await _read("dense", body, models, settings)
+    rows, route = await _read(body, model, settings)
     options = {"normalize": body["normalize"], "dimensions": body["dimensions"]}
     return await pooled_embeddings(model, rows, **options, route=route)
 
 
 @rq.endpoint(kind=("dense", "late"), example={"inputs": "the cat"}, result=rq.many(rq.many(rq.many(NUMBER))), **READ)
-async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[np.ndarray]:
+async def embed_all(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[np.ndarray]:
     """Return the hidden states of each text's tokens, without pooling.
 
     A late-interaction model returns its document vectors, or query vectors for the `prompt_name` "query".
     """
-    model, rows, route = await _read(("dense", "late"), body, models, settings)
+    rows, route = await _read(body, model, settings)
     what = "vectors" if model.kind == "late" else "tokens"
     return [finite(states) for states in await model.compute(of_route(what, route), rows)]
 
@@ -50,12 +50,14 @@ async def embed_all(body: dict[str, Any], models: Models, settings: ServerSettin
     result=rq.many(rq.many(rq.record(index=INTEGER, value=NUMBER))),
     **READ,
 )
-async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[list[dict[str, Any]]]:
+async def embed_sparse(
+    body: dict[str, Any], model: ServedModel, settings: ServerSettings
+) -> list[list[dict[str, Any]]]:
     """Return the vocabulary's tokens with a nonzero weight for each text of `inputs`, and their weights.
 
     If the model reads queries differently from documents, mark them by the `prompt_name` "query".
     """
-    model, rows, route = await _read("sparse", body, models, settings)
+    rows, route = await _read(body, model, settings)
     found = await model.compute(of_route("words", route), rows)
     pairs = (zip(words.indices.tolist(), finite(words.values).tolist(), strict=True) for words in found)
     return [[{"index": index, "value": value} for index, value in words] for words in pairs]
@@ -71,17 +73,15 @@ async def embed_sparse(body: dict[str, Any], models: Models, settings: ServerSet
         usage=USAGE,
     ),
     input=rq.INPUT,
-    **rq.MODEL,
     encoding_format=rq.optional(rq.choice("float", "base64"), "float"),
     dimensions=rq.optional(rq.COUNT),
     user=rq.optional(rq.TEXT),
 )
-async def openai_embeddings(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
+async def openai_embeddings(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> dict[str, Any]:
     """Return the embedding of each text of `input`, of length 1; base64 holds little-endian float32.
 
     `model` names a served model (404 for any other); the first one answers by default.
     """
-    model = models.of_kind("dense", body["model"])
     prompt, texts = prompt_of(model, None), listed(body["input"])
     options = {"truncate": settings.auto_truncate, "prompt": prompt}
     rows = await model.tokens(texts, **options, names="input[{}]".format, advice="")
@@ -145,12 +145,10 @@ def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:
     return {"prompt": prompt, "task": "document"}
 
 
-async def _read(
-    kind: Kinds, body: dict[str, Any], models: Models, settings: ServerSettings
-) -> tuple[ServedModel, list[Any], str | None]:
-    model = models.of_kind(kind, body["model"])
+async def _read(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> tuple[list[Any], str | None]:
+    """Return the tokens of the texts of `inputs`, and the Router's route for them."""
     cut, side = settings.cutting(body), side_of(model, body["prompt_name"])
-    return model, await model.tokens(listed(body["inputs"]), **cut, **side), side.get("route")
+    return await model.tokens(listed(body["inputs"]), **cut, **side), side.get("route")
 
 
 PAIR = rq.many(rq.TEXT, "one or two strings", maxItems=2)
@@ -166,17 +164,16 @@ LABELS = rq.many(rq.record(score=NUMBER, label=rq.TEXT))
         "description": "a string, a pair of strings, or a list of lists of one or two strings",
     },
     **rq.CUT,
-    **rq.MODEL,
     raw_scores=rq.optional(rq.FLAG, False),
 )
-async def predict(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
+async def predict(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[Any]:
     """Return the labels of a text, a pair ([text, text]), or each of several ([[text], [text, text]]).
 
     The most probable label comes first. The model's config decides how scores follow from logits
     (`published_function`): softmax, sigmoid for one label or for texts with several labels, none for regression.
     With `raw_scores` they are the logits. A static model with a head classifies single texts.
     """
-    model, inputs = models.of_kind(("classifier", "static"), body["model"]), body["inputs"]
+    inputs = body["inputs"]
     rows = [(inputs,)] if isinstance(inputs, str) else [inputs] if isinstance(inputs[0], str) else inputs
     _, scores = await _logits(model, [tuple(row) for row in rows], "inputs[{}]", settings.cutting(body))
     if model.head is not None:
@@ -189,26 +186,35 @@ async def predict(body: dict[str, Any], models: Models, settings: ServerSettings
     return answers if rows is inputs else answers[0]
 
 
-RERANKERS = ("classifier", "late")
+def _reranker(models: Models, name: str | None) -> ServedModel:
+    if name is None:
+        name = next((each.name for each in models.all if _ranks(each)), None)
+    model = models.of_kind(("classifier", "late"), name)
+    if not _ranks(model):
+        raise rq.unsupported(f"{model.name} has {len(model.labels)} labels; a reranker has one")
+    return model
+
+
+def _ranks(model: ServedModel) -> bool:
+    return model.kind == "late" or (model.kind == "classifier" and len(model.labels) == 1)
 
 
 @rq.endpoint(
-    kind=RERANKERS,
+    kind=_reranker,
     example={"query": "what is a cat", "texts": ["an animal", "a train"], "return_text": True},
     result=rq.many(rq.record(index=INTEGER, score=NUMBER, text=rq.optional(rq.TEXT))),
     query=rq.TEXT,
     texts=rq.TEXTS,
     **rq.CUT,
-    **rq.MODEL,
     raw_scores=rq.optional(rq.FLAG, False),
     return_text=rq.optional(rq.FLAG, False),
 )
-async def rerank(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[dict[str, Any]]:
+async def rerank(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[dict[str, Any]]:
     """Return the texts ordered by relevance to the query; scores are the sigmoid of logits unless `raw_scores`.
 
     A late-interaction model's scores are its similarities.
     """
-    model, texts, cut = _reranker(models, body["model"]), body["texts"], settings.cutting(body)
+    texts, cut = body["texts"], settings.cutting(body)
     _, scores = await _relevance(model, body["query"], texts, "texts[{}]", cut, is_raw=body["raw_scores"])
     order, shown = _best_first(scores), body["return_text"]
     return [{"index": n, "score": float(scores[n])} | ({"text": texts[n]} if shown else {}) for n in order]
@@ -218,7 +224,7 @@ def _documents(return_documents: bool) -> Any:
     """Declare Jina's or Cohere's interface, which differ in whether documents are returned by default."""
     document = {"anyOf": [rq.TEXT, rq.record(text=rq.TEXT)], "description": "a string or an object with text"}
     return rq.endpoint(
-        kind=RERANKERS,
+        kind=_reranker,
         example={"query": "what is a cat", "documents": ["an animal", "a train"], "top_n": 1},
         result=rq.record(
             id=rq.TEXT,
@@ -231,15 +237,13 @@ def _documents(return_documents: bool) -> Any:
         ),
         query=rq.FILLED,
         documents=rq.batch(document, "a list of strings or of objects with text"),
-        **rq.MODEL,
         top_n=rq.optional(rq.COUNT),
         return_documents=rq.optional(rq.FLAG, return_documents),
     )
 
 
-async def _ranked_documents(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
+async def _ranked_documents(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> dict[str, Any]:
     """Return the `top_n` documents most relevant to the query, best first; long ones are cut."""
-    model = _reranker(models, body["model"])
     texts = [document if isinstance(document, str) else document["text"] for document in body["documents"]]
     rows, scores = await _relevance(model, body["query"], texts, "documents[{}]", {"truncate": True})
     count = usage(rows)
@@ -261,30 +265,16 @@ cohere_rerank = _documents(return_documents=False)(_ranked_documents)
     result=rq.many(NUMBER),
     inputs=rq.record(source_sentence=rq.FILLED, sentences=rq.FILLED_TEXTS),
     parameters=rq.options(**rq.CUT, **rq.PROMPT),
-    **rq.MODEL,
 )
-async def similarity(body: dict[str, Any], models: Models, settings: ServerSettings) -> np.ndarray:
+async def similarity(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> np.ndarray:
     """Return the cosine similarity of the source sentence to each of the sentences."""
-    model, inputs, parameters = models.of_kind("dense", body["model"]), body["inputs"], body["parameters"]
+    inputs, parameters = body["inputs"], body["parameters"]
     cut, prompt = settings.cutting(parameters), prompt_of(model, parameters["prompt_name"])
     names = ["inputs.source_sentence", *(f"inputs.sentences[{index}]" for index in range(len(inputs["sentences"])))]
     texts = [inputs["source_sentence"], *inputs["sentences"]]
     rows = await model.tokens(texts, **cut, prompt=prompt, names=names.__getitem__)
     found = await pooled_embeddings(model, rows, normalize=True, dimensions=None)
     return found[1:] @ found[0]
-
-
-def _reranker(models: Models, name: str | None) -> ServedModel:
-    if name is None:
-        name = next((each.name for each in models.all if _ranks(each)), None)
-    model = models.of_kind(RERANKERS, name)
-    if not _ranks(model):
-        raise rq.unsupported(f"{model.name} has {len(model.labels)} labels; a reranker has one")
-    return model
-
-
-def _ranks(model: ServedModel) -> bool:
-    return model.kind == "late" or (model.kind == "classifier" and len(model.labels) == 1)
 
 
 async def _relevance(

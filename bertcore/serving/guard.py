@@ -95,6 +95,8 @@ class Guard:
                 await self._app(scope, exchange.receive, exchange.send)
         except RequestError as error:
             await exchange.answer(error)
+        except ClientDisconnect:
+            pass
         except asyncio.CancelledError:  # raised by uvicorn when its shutdown timeout ends
             await exchange.answer(stopped("the server is stopping"))
         except Exception as error:
@@ -248,18 +250,10 @@ def error_response(error: RequestError, path: str) -> Response:
     return response
 
 
-async def _request_error(request: Request, error: RequestError) -> Response:
-    return error_response(error, request.url.path)
-
-
 async def _http_error(request: Request, error: HTTPException) -> Response:
     response = error_response(RequestError(error.status_code, "Validation", error.detail), request.url.path)
     response.headers.update(error.headers or {})
     return response
 
 
-async def _client_gone(request: Request, error: ClientDisconnect) -> Response:
-    return Response(status_code=CLIENT_GONE)
-
-
-HANDLERS: Any = {RequestError: _request_error, HTTPException: _http_error, ClientDisconnect: _client_gone}
+HANDLERS: Any = {HTTPException: _http_error}

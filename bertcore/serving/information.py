@@ -33,11 +33,9 @@ TOKENS = rq.many(rq.record(id=INTEGER, text=rq.TEXT, special=rq.FLAG, start=PLAC
     inputs={"anyOf": [rq.FILLED, rq.FILLED_TEXTS], "description": "a string or a list of strings"},
     add_special_tokens=rq.optional(rq.FLAG, True),
     **rq.PROMPT,
-    **rq.MODEL,
 )
-async def tokenize(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[list[dict[str, Any]]]:
+async def tokenize(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[list[dict[str, Any]]]:
     """Return all tokens of each text of `inputs`, with the bytes that they stand for."""
-    model = models.of_kind(None, body["model"])
     texts = model.prepared(listed(body["inputs"]), prompt_of(model, body["prompt_name"]))
     model.check_answer(TOKEN * sum(len(text.encode()) for text in texts))  # a token has at least one byte
     options = {"add_special_tokens": body["add_special_tokens"]}
@@ -68,11 +66,10 @@ def described(text: str, encoding: "Encoding") -> list[dict[str, Any]]:
         "description": "a list of token ids, or a list of these",
     },
     skip_special_tokens=rq.optional(rq.FLAG, True),
-    **rq.MODEL,
 )
-async def decode(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[str]:
+async def decode(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[str]:
     """Return the text of each list of token ids."""
-    model, rows = models.of_kind(None, body["model"]), listed(body["ids"])
+    rows = listed(body["ids"])
     model.check_read(count := sum(map(len, rows)), "token ids")
     model.check_answer(count * model.longest_token)
     try:
@@ -105,11 +102,9 @@ UNKNOWN = ("model_sha", "max_batch_requests", "sha", "docker_label")
         model_type={"anyOf": [rq.record(**{name: kind}) for name, kind in KINDS.items()]},
         auto_truncate=rq.FLAG,
     ),
-    **rq.MODEL,
 )
-async def info(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
+async def info(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> dict[str, Any]:
     """Return the kind and sizes of the model named `model` (the first by default), and the server's limits."""
-    model = models.of_kind(None, body["model"])
     kind = task_of(model)
     if kind == "fill-mask":
         about: dict[str, Any] = {"mask_token": model.tokenizer.mask_token}
@@ -159,22 +154,26 @@ ONE = rq.record(
 )
 
 
-async def _openai_models(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
+def _named(models: Models, name: str | None) -> list[ServedModel]:
+    return models.all if name is None else [models.of_kind(None, name)]
+
+
+async def _openai_models(body: dict[str, Any], models: list[ServedModel], settings: ServerSettings) -> dict[str, Any]:
     """Return the served models, or the one named `model` (404 if there is no such model).
 
     Beside OpenAI's members: a model's task, its numbers of layers and of heads in a layer, and its mask token.
     """
-    found = models.all if "model" not in body else [models.of_kind(None, body["model"])]
     data = []
-    for model in found:
+    for model in models:
         about = {"id": model.name, "object": "model", "created": model.loaded_at, "owned_by": "bertcore"}
         about |= {"task": task_of(model), "mask_token": model.tokenizer.mask_token, "layers": len(model.layers)}
         data.append(about | {"heads": model.layers[0].num_heads if model.layers else 0})
     return data[0] if "model" in body else {"object": "list", "data": data}
 
 
-openai_models = rq.endpoint(kind=None, example={}, result=rq.record(object=rq.TEXT, data=rq.many(ONE)))(_openai_models)
-openai_model = rq.endpoint(kind=None, example={}, result=ONE)(_openai_models)
+MANY = rq.record(object=rq.TEXT, data=rq.many(ONE))
+openai_models = rq.Endpoint(_openai_models, _named, rq.record(), MANY, {})
+openai_model = rq.Endpoint(_openai_models, _named, rq.record(), ONE, {})
 
 
 MOST_TOKENS = 128  # of a text for /attention, whose answer grows with their square
@@ -190,10 +189,10 @@ WORDS = rq.many(rq.record(score=NUMBER, token=INTEGER, token_str=rq.TEXT, sequen
 
 
 async def _piped(
-    kind: str, body: dict[str, Any], models: Models, settings: ServerSettings, options: dict[str, Any]
+    body: dict[str, Any], model: ServedModel, settings: ServerSettings, options: dict[str, Any]
 ) -> list[Any]:
-    """Return the answers of this kind's pipeline to the texts of `inputs`, called with these options."""
-    model, inputs, options = models.of_kind(kind, body["model"]), body["inputs"], dict(options)
+    """Return the answers of the model's pipeline to the texts of `inputs`, called with these options."""
+    options = dict(options)
     truncate = settings.auto_truncate if options["truncate"] is None else options["truncate"]
     del options["truncate"]
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
@@ -202,7 +201,7 @@ async def _piped(
         await asyncio.to_thread(model.pipeline, iter(()), **options)  # checks the options
     except ValueError as error:
         raise rq.invalid(f"parameters: {error}" if "parameters" in body else str(error)) from error
-    return await _answered(model, inputs, truncate, options)
+    return await _answered(model, body["inputs"], truncate, options)
 
 
 async def _answered(model: ServedModel, inputs: str | list[str], truncate: bool, options: dict[str, Any]) -> Any:
@@ -222,15 +221,14 @@ async def _answered(model: ServedModel, inputs: str | list[str], truncate: bool,
         ignore_labels=rq.optional(NAMES, ["O"]),
         truncate=rq.optional(rq.FLAG),
     ),
-    **rq.MODEL,
 )
-async def token_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
+async def token_classification(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[Any]:
     """Return the entities of each text of `inputs`, with the characters at which they start and end.
 
     As in Hugging Face's inference API, the aggregation strategy "none" returns tokens (`entity`) instead of entities
     (`entity_group`), and labels in `ignore_labels` are left out.
     """
-    return await _piped("tagger", body, models, settings, body["parameters"])
+    return await _piped(body, model, settings, body["parameters"])
 
 
 @rq.endpoint(
@@ -243,16 +241,15 @@ async def token_classification(body: dict[str, Any], models: Models, settings: S
     flat_ner=rq.optional(rq.FLAG, True),
     multi_label=rq.optional(rq.FLAG, False),
     truncate=rq.optional(rq.FLAG),
-    **rq.MODEL,
 )
-async def predict_entities(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
+async def predict_entities(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[Any]:
     """Return the entities with these labels in each text of `inputs`, with their first characters and last + 1.
 
     As in GLiNER's `predict_entities`, scores are above `threshold`; without `flat_ner` an entity may lie within
     another, and with `multi_label` one may have several labels.
     """
     names = ("labels", "threshold", "flat_ner", "multi_label", "truncate")
-    return await _piped("gliner", body, models, settings, {name: body[name] for name in names})
+    return await _piped(body, model, settings, {name: body[name] for name in names})
 
 
 ANY = {"type": "object", "description": "an object"}
@@ -268,16 +265,16 @@ ANY = {"type": "object", "description": "an object"}
     include_confidence=rq.optional(rq.FLAG, False),
     include_spans=rq.optional(rq.FLAG, False),
     truncate=rq.optional(rq.FLAG),
-    **rq.MODEL,
 )
-async def extract(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any] | list[Any]:
+async def extract(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> dict[str, Any] | list[Any]:
     """Return what `schema` describes in each text of `inputs`: entities, relations, records and classes.
 
     Schemas and results are those of the package gliner2: its members are entities, relations, structures and
     classifications. At most 1,000 names and values, 20,000 characters, and 40 fields of records and ends of relations.
     """
-    model, options = models.of_kind("extractor", body["model"]), {"schemas": checked_schema(body["schema"])}
-    options |= {name: body[name] for name in ("threshold", "include_confidence", "include_spans")}
+    options = {"schemas": checked_schema(body["schema"])} | {
+        name: body[name] for name in ("threshold", "include_confidence", "include_spans")
+    }
     truncate = settings.auto_truncate if body["truncate"] is None else body["truncate"]
     return await _answered(model, body["inputs"], truncate, options)
 
@@ -290,15 +287,14 @@ async def extract(body: dict[str, Any], models: Models, settings: ServerSettings
     parameters=rq.options(
         top_k=rq.optional(rq.COUNT, 5), targets=rq.optional(NAMES | {"minItems": 1}), truncate=rq.optional(rq.FLAG)
     ),
-    **rq.MODEL,
 )
-async def fill_mask(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
+async def fill_mask(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[Any]:
     """Return the `top_k` most probable words for the mask in each text of `inputs`, and the text with each.
 
     As in Hugging Face's inference API, a text with several masks gets a list for each; `targets` are the words to
     choose from.
     """
-    return await _piped("masked", body, models, settings, body["parameters"])
+    return await _piped(body, model, settings, body["parameters"])
 
 
 PLACES = rq.many(INTEGER | {"description": "the index of a character"}, "the first and the last + 1 character")
@@ -312,14 +308,13 @@ MARKED = rq.record(text=rq.FILLED, spans=rq.many(PLACES, "a list of [first, last
     inputs={"anyOf": [MARKED, rq.batch(MARKED, "a list of objects with text and spans")],
             "description": "an object with text and spans, or a list of them"},
     parameters=rq.options(top_k=rq.optional(rq.COUNT)),
-    **rq.MODEL,
 )  # fmt: skip
-async def entity_classification(body: dict[str, Any], models: Models, settings: ServerSettings) -> list[Any]:
+async def entity_classification(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> list[Any]:
     """Return the types of the entity at a text's span, or the relations of the two at its spans, best first.
 
     A relation's spans are the head and the tail, in characters. `top_k` is the most labels returned; all by default.
     """
-    model, inputs = models.of_kind("marked", body["model"]), body["inputs"]
+    inputs = body["inputs"]
     given = [inputs] if isinstance(inputs, dict) else inputs
     names = ("inputs" if given is not inputs else "inputs[{}]").format
     top_k = body["parameters"]["top_k"] or len(model.labels)
@@ -339,15 +334,13 @@ async def entity_classification(body: dict[str, Any], models: Models, settings: 
     layer=rq.optional(rq.COUNT),
     head=rq.optional(rq.COUNT),
     **rq.PROMPT,
-    **rq.MODEL,
 )
-async def attention(body: dict[str, Any], models: Models, settings: ServerSettings) -> dict[str, Any]:
+async def attention(body: dict[str, Any], model: ServedModel, settings: ServerSettings) -> dict[str, Any]:
     """Return the attention probabilities of a short text: for each token a row of probabilities.
 
     Layers and heads are counted from 1; the default is the last layer and the mean of its heads.
     """
-    model, head = models.of_kind(None, body["model"]), body["head"]
-    layers = model.layers
+    head, layers = body["head"], model.layers
     if not layers:
         raise rq.unsupported(f"{model.name} has no attention")
     layer = body["layer"] or len(layers)

@@ -26,6 +26,7 @@ from bertcore.serving.batcher import (
     read_marked,
 )
 from bertcore.serving.requests import (
+    Kinds,
     RequestError,
     ServerSettings,
     hold,
@@ -71,7 +72,6 @@ WHAT = {
     "masked": "predicts masked words",
     "marked": "classifies marked entities",
 }
-Kinds = str | tuple[str, ...] | None  # for a request: one, several, or any
 PIPELINES: dict[str, Any] = {
     "tagger": TokenClassificationPipeline.from_pretrained,
     "gliner": ZeroShotNerPipeline.from_pretrained,

@@ -13,6 +13,7 @@ from bertcore.arguments import check_strings
 Schema = dict[str, Any]  # JSON Schema
 BATCH = "x-batch"  # marks lists whose length the server's settings limit
 LONGEST = 400
+Kinds = str | tuple[str, ...] | None  # of models for a request: one, several, or any
 KINDS = ("Backend", "Empty", "Overloaded", "Tokenizer", "Unhealthy", "Validation")
 
 
@@ -66,20 +67,25 @@ stopped: Make = _error(503, "Unhealthy")  # the server stops
 class Endpoint:
     """A request with an object as its body, declared once for checks, errors and /openapi.json.
 
-    `answer` takes (body, models, settings), the body with every field, and returns a value for JSON; `kind` is the
-    model's kind, a tuple of kinds, or None for any.
+    `answer` takes (body, model, settings), the body with every field, and returns a value for JSON; `choose` takes
+    the server's models and the name in the request, and returns the model.
     """
 
     answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]
-    kind: str | tuple[str, ...] | None
+    choose: Callable[[Any, str | None], Any]
     body: Schema
     result: Schema
     example: dict[str, Any]
 
 
-def endpoint(kind: str | tuple[str, ...] | None, result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
-    """Return a decorator that makes an `Endpoint` of a function; a field without a default is required."""
-    return partial(Endpoint, kind=kind, body=record(**fields), result=result, example=example)
+def endpoint(kind: Kinds | Callable[..., Any], result: Schema, example: dict[str, Any], **fields: Schema) -> Any:
+    """Return a decorator that makes an `Endpoint` of a function, for models of a kind or chosen by a function.
+
+    A field without a default is required; "model" is added.
+    """
+    choose = kind if callable(kind) else lambda models, name: models.of_kind(kind, name)
+    body = record(**fields, model=optional(TEXT))
+    return partial(Endpoint, choose=choose, body=body, result=result, example=example)
 
 
 def record(**fields: Schema) -> Schema:
@@ -127,8 +133,7 @@ INPUT: Schema = {
     "anyOf": [FILLED, batch({"anyOf": [FILLED, IDS], "description": "a string"}, "a list of strings"), IDS],
     "description": "a string, a list of token ids, or a list of these",
 }
-# Fields of text-embeddings-inference's requests; `model` is added, to choose among several.
-MODEL = {"model": optional(TEXT)}
+# Fields of text-embeddings-inference's requests.
 CUT = {"truncate": optional(FLAG), "truncation_direction": optional(choice("Right", "Left", "right", "left"), "right")}
 PROMPT = {"prompt_name": optional(TEXT)}
 
