@@ -276,22 +276,30 @@ class Finetune(Labels, Adapters):
         kind = objectives.CoSENTLoss if is_scored else objectives.MultipleNegativesRankingLoss
         objective = kind(encoder)
         encoder.max_seq_length = self.example_length(self.model, encoder.model, LONGEST_EMBEDDED, encoder.tokenizer)
-        self._train_by(
-            folder, encoder, objective, train, measured, "pairs", lambda out: figures(out, measured, columns)
-        )
+        report = "pairs", lambda out: figures(out, measured, columns)
+        self._train_by(objective, encoder, folder, train, measured, *report)
 
     def _train_by(
-        self, folder: Path, encoder: Any, objective: Any, train: list[Any], measured: list[Any], noun: str, score: Any
+        self,
+        objective: Any,
+        trained: Any,
+        folder: Path,
+        rows: list[Any],
+        held_out: list[Any],
+        noun: str,
+        score: Any,
+        note: str = "",
     ) -> None:
-        """Train an encoder's model, save the encoder, and report `score(folder)` of what is held out."""
-        model = self.with_adapters(encoder.model)
-        trainer = self.trainer(folder, model, train, measured, encoder.tokenizer, objective=objective)
-        print(f"data      {len(train):,} {noun}, {len(measured):,} held out")
+        """Train the model of an encoder or a GLiNER, and report `score(folder)` of what is held out."""
+        model = self.with_adapters(trained.model)
+        trainer = self.trainer(folder, model, rows, held_out, trained.tokenizer, objective=objective)
+        print(f"data      {len(rows):,} {noun}, {len(held_out):,} held out{note}")
 
         def measure(out: Path) -> dict[str, float]:
-            encoder.model = trainer.model
-            encoder.save_pretrained(out)
-            return score(out) if measured else {}
+            if isinstance(trained, SentenceEncoder | MultiVectorEncoder):  # a GLiNER's files are those of its model
+                trained.model = trainer.model
+                trained.save_pretrained(out)
+            return score(out) if held_out else {}
 
         self.train_and_report(trainer, measure)
 
@@ -312,7 +320,7 @@ class Finetune(Labels, Adapters):
             nearest = encoder.similarity(queries, documents).argmax(axis=1)
             return {"first_of_all": float((nearest == np.arange(len(measured))).mean())}
 
-        self._train_by(folder, encoder, objective, train, measured, "queries", first_of_all)
+        self._train_by(objective, encoder, folder, train, measured, "queries", first_of_all)
 
     def _check_gliner(self) -> None:
         if self.max_length or self.lora:
@@ -325,16 +333,14 @@ class Finetune(Labels, Adapters):
         collate = objective.collator(model.tokenizer)
         for record in sorted([*rows, *held_out], key=operator.attrgetter("file", "line")):
             collate([record])
-        trainer = self.trainer(folder, model.model, rows, held_out, model.tokenizer, objective=objective)
-        print(f"data      {len(rows):,} texts, {len(held_out):,} held out")
 
-        def measure(out: Path) -> dict[str, float]:
+        def score(out: Path) -> dict[str, float]:
             measured, tuned = [read_record(row) for row in held_out], GLiNER2.from_pretrained(out)
             schemas = [each.schema for each in measured]
             results = tuned.batch_extract([each.text for each in measured], schemas, truncation=True)
             return _of_sets(map(LabelledText.facts, measured, results), [each.facts() for each in measured])
 
-        self.train_and_report(trainer, measure)
+        self._train_by(objective, model, folder, rows, held_out, "texts", score)
 
     def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
         self._check_gliner()
@@ -346,25 +352,22 @@ class Finetune(Labels, Adapters):
         model = GLiNER.from_pretrained(model_folder(self.model, "gliner"))
         labels = [kind for kind, _ in counts.most_common(MOST_KINDS)]
         model.inference([], labels)
-        objective = objectives.GLiNEREntities(model.model)
-        trainer = self.trainer(folder, model.model, rows, held_out, model.tokenizer, objective=objective)
-        names = ", ".join(labels[:8])
-        print(f"data      {len(rows):,} texts, {len(held_out):,} held out; {len(counts)} labels ({names:.200})")
+        note = f"; {len(counts)} labels ({', '.join(labels[:8]):.200})"
 
-        def measure(out: Path) -> dict[str, float]:
+        def score(out: Path) -> dict[str, float]:
             texts = [row["text"] for row in held_out]
             found = GLiNER.from_pretrained(out).inference(texts, labels, truncation=True)
             given = [{(each["start"], each["end"], each["label"]) for each in some} for some in found]
             return _of_sets(given, [{(*span, kind) for span, kind in some} for some in others])
 
-        self.train_and_report(trainer, measure)
+        objective = objectives.GLiNEREntities(model.model)
+        self._train_by(objective, model, folder, rows, held_out, "texts", score, note)
 
 
 def _of_sets(found: Iterable[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
-    """Return precision, recall and F1 of what was found in each text; {} without texts."""
-    pairs = list(zip(found, expected, strict=True))
-    counts = ([len(one & other), len(one), len(other)] for one, other in pairs)
-    return of_counts(*map(sum, zip(*counts, strict=True))) if pairs else {}
+    """Return precision, recall and F1 of what was found in each text."""
+    counts = ([len(one & other), len(one), len(other)] for one, other in zip(found, expected, strict=True))
+    return of_counts(*map(sum, zip(*counts, strict=True)))
 
 
 def with_new_head(kind: Any, source: Path, **options: Any) -> Any:

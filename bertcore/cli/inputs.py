@@ -220,12 +220,12 @@ def model_folder(name: str, wanted: "Wanted" = "sentence_encoder") -> Path:
 
 
 def model_digest(folder: Path) -> str:
+    from bertcore.checkpoint.files import digest_of
+
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
         if file.suffix in MODEL_FILES and file.is_file():
-            with file.open("rb") as stream:
-                found = hashlib.file_digest(stream, "sha256").hexdigest()
-            digest.update(f"{file.relative_to(folder)} {found}\n".encode())
+            digest.update(f"{file.relative_to(folder)} {digest_of(file)}\n".encode())
     return digest.hexdigest()
 
 
@@ -276,40 +276,31 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
     from bertcore.checkpoint.files import temporary_beside
 
     target = Path(os.path.realpath(path))  # what a link points to is replaced, not the link
-    with _naming("stdout" if path == "-" else path), ExitStack() as stack:
+    with _naming("stdout" if path == "-" else path, while_open=True), ExitStack() as stack:
         if path == "-":
             yield stack.enter_context(_spooled(sys.stdout.buffer, seekable))
         elif target.is_file() or not target.exists():
-            with _opening(target):
+            with _naming(target):
                 temporary = stack.enter_context(temporary_beside(target))
                 stream = temporary.open("xb")
             with stream:
                 yield cast(BinaryIO, stream)
             replace(temporary, target)
         else:
-            with _opening(target):
+            with _naming(target):
                 stream = stack.enter_context(target.open("wb"))
             yield stack.enter_context(_spooled(cast(BinaryIO, stream), seekable))
 
 
 @contextmanager
-def _opening(target: Path) -> Iterator[None]:
-    """Return a block in which errors name `target`, the file that the user knows."""
+def _naming(name: object, *, while_open: bool = False) -> Iterator[None]:
+    """Return a block in which errors name what cannot be written; `while_open`, those of writes without a file name."""
     try:
         yield
     except OSError as error:
-        raise CommandError(f"{target} cannot be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Return a block in which write errors, which carry no file name, name what cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in UNWRITABLE or error.filename is not None:
+        if while_open and (error.errno not in UNWRITABLE or error.filename is not None):
             raise
-        raise CommandError(f"{name} cannot be written: {error.strerror}") from error
+        raise CommandError(f"{name} cannot be written: {error.strerror or error}") from error
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class Training(Command):
         """Return the callbacks that keep the options of a run in its checkpoints, and that end it early."""
         if self.early_stopping and not held_out:
             raise CommandError("--early-stopping needs data to measure the model with: hold some out")
-        return [options_callback(self), *([EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else [])]
+        return [OptionsOfRun(self), *([EarlyStoppingCallback(self.early_stopping)] if self.early_stopping else [])]
 
     def trainer(self, folder: Path, model: Any, train: Any, held_out: Any, tokenizer: Any, **more: Any) -> Trainer:
         options = {"args": self.arguments(folder), "processing_class": tokenizer, "callbacks": self.callbacks(held_out)}
@@ -185,11 +185,11 @@ class Training(Command):
         last = self.checkpoint or folder  # a finished run leaves its state in the folder itself
         if not (last / checkpoints.STATE).is_file():
             raise CommandError(f"{folder} has no checkpoint to go on from")
-        callback, state = options_callback(self), TrainerState.load_from_json(last / checkpoints.STATE)
-        kept = state.callbacks.get(type(callback).__name__)
+        state = TrainerState.load_from_json(last / checkpoints.STATE)
+        kept = state.callbacks.get(OptionsOfRun.__name__)
         if kept is None:
             raise CommandError(f"{last} has no options to go on with: the command line did not make it")
-        callback.load_state_dict(kept)
+        OptionsOfRun(self).load_state_dict(kept)
         if self.checkpoint:
             return True
         before, now = read_json_object(folder / checkpoints.ARGUMENTS), self.arguments(folder).to_dict()
@@ -272,27 +272,27 @@ def from_first(make: Callable[[], Any]) -> Any:
     return started_together().from_first(make)
 
 
-def options_callback(command: Training) -> Any:
-    """Return the callback that keeps a command's options in the checkpoints of its run, and compares them later."""
+class OptionsOfRun(TrainerCallback):
+    """The callback that keeps a command's options in the checkpoints of its run, and compares them later."""
 
-    class OptionsOfRun(TrainerCallback):
-        def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **event: Any) -> None:
-            if state.global_step and state.global_step != state.max_steps:
-                end = "" if state.max_steps is None else f" of {state.max_steps:,}"
-                print(f"resumed   after step {state.global_step:,}{end}")
+    def __init__(self, command: Training):
+        self.command = command
 
-        def state_dict(self) -> dict[str, Any]:
-            return command.kept()
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **event: Any) -> None:
+        if state.global_step and state.global_step != state.max_steps:
+            end = "" if state.max_steps is None else f" of {state.max_steps:,}"
+            print(f"resumed   after step {state.global_step:,}{end}")
 
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            options = command.kept()
-            for name in options | state:
-                if state.get(name) != options.get(name):
-                    now, then = (_option(name, given.get(name)) for given in (options, state))
-                    problem = f"{now} cannot go on from a checkpoint that was made with {then}"
-                    raise CommandError(f"{problem}: resume with the options of the first run")
+    def state_dict(self) -> dict[str, Any]:
+        return self.command.kept()
 
-    return OptionsOfRun()
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        options = self.command.kept()
+        for name in options | state:
+            if state.get(name) != options.get(name):
+                now, then = (_option(name, given.get(name)) for given in (options, state))
+                problem = f"{now} cannot go on from a checkpoint that was made with {then}"
+                raise CommandError(f"{problem}: resume with the options of the first run")
 
 
 def _kept(name: str, value: Any) -> Any:

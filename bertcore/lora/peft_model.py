@@ -127,7 +127,7 @@ class LowRankAdapter(Block):
 
 
 class MixedAdapter(Block):
-    """The adapters of one map whose tensors have different ranks or scales."""
+    """The adapters of one map whose tensors have different ranks or scales, with the methods of one."""
 
     def __init__(self, parts: Sequence[LowRankAdapter]):
         self.parts = list(parts)
@@ -135,27 +135,22 @@ class MixedAdapter(Block):
 
     @property
     def adapted(self) -> Parameter:
-        """The adapted weight."""
         return self.parts[0].adapted
 
     @property
     def precision(self) -> str:
-        """The precision of the factors."""
         return self.parts[0].precision
 
     def initialise(self, rng: np.random.Generator) -> None:
-        """Set all factors to the values of a new adapter."""
         for part in self.parts:
             part.initialise(rng)
 
     def weight(self, run: Pass, base: Tensor | kernels.PreparedWeight) -> LowRankWeight:
-        """Return the adapted map's weight, from its own weight `base`, for the active backend."""
         down = functional.concatenate(run, *(part.down.value(run) for part in self.parts))
         up = functional.concatenate(run, *(part.placed_up(run) for part in self.parts), axis=1)
         return LowRankWeight(base, down, up, self.parts[0].dropout)
 
     def product(self) -> np.ndarray:
-        """Return the sum of the parts' products, in host memory."""
         return sum(part.product() for part in self.parts)
 
 

@@ -41,7 +41,7 @@ async def embed_all(body: dict[str, Any], model: ServedModel, settings: ServerSe
     """
     rows, route = await _read(body, model, settings)
     what = "vectors" if model.kind == "late" else "tokens"
-    return [finite(states) for states in await model.compute(of_route(what, route), rows)]
+    return [finite(states) for states in await model.compute(what, rows, route)]
 
 
 @rq.endpoint(
@@ -58,7 +58,7 @@ async def embed_sparse(
     If the model reads queries differently from documents, mark them by the `prompt_name` "query".
     """
     rows, route = await _read(body, model, settings)
-    found = await model.compute(of_route("words", route), rows)
+    found = await model.compute("words", rows, route)
     pairs = (zip(words.indices.tolist(), finite(words.values).tolist(), strict=True) for words in found)
     return [[{"index": index, "value": value} for index, value in words] for words in pairs]
 
@@ -121,13 +121,8 @@ async def pooled_embeddings(
     width = model.engine.embedding_dimension
     if dimensions is not None and dimensions > width:
         raise rq.invalid(f"dimensions is {dimensions}, the model has {width}")
-    pooled = np.stack(await model.compute(of_route("pooled", route), rows))
+    pooled = np.stack(await model.compute("pooled", rows, route))
     return finite(model.engine.finished(pooled, normalize, dimensions or width))
-
-
-def of_route(what: str, route: str | None) -> str:
-    """Return the name that `ServedModel.compute` takes for a result, by a route of a Router if there is a route."""
-    return what if route is None else f"{what} of {route}"
 
 
 def side_of(model: ServedModel, name: str | None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from bertcore.serving.requests import MemoryBudget, RequestError, ServerSettings, failed, forbidden, overloaded, stopped
 
@@ -172,30 +172,16 @@ def long_json_response(value: object) -> Response:
     """Return a value, which may contain arrays, as JSON; one of more than PART bytes is encoded while it is sent."""
     parts = _in_parts(value)
     first, second = next(parts), next(parts, None)
-    return Response(first, media_type="application/json") if second is None else Parts(first + second, parts)
+    if second is None:
+        return Response(first, media_type="application/json")
 
+    async def encoded() -> AsyncIterator[bytes]:  # neither fills memory nor blocks the event loop
+        yield first + second
+        for part in parts:
+            await asyncio.sleep(0)  # sending itself yields only for a slow client
+            yield part
 
-class Parts(Response):
-    """An answer encoded while it is sent, so that it neither fills memory nor blocks the event loop."""
-
-    def __init__(self, first: bytes, others: Iterator[bytes]):
-        super().__init__(media_type="application/json")
-        del self.headers["content-length"]
-        self._first, self._others = first, others
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            for part in self._others:
-                await asyncio.sleep(0)  # `send` itself yields only for a slow client
-                if gone.done():
-                    return
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
-        finally:
-            gone.cancel()
+    return StreamingResponse(encoded(), media_type="application/json")
 
 
 async def disconnected(receive: Receive) -> None:

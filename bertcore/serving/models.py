@@ -150,26 +150,26 @@ class ServedModel:
         self._longest = self._most_read = max(LONGEST, WIDEST * self.max_seq_length)
         self._backend = kernels.get_backend()
         self._on_gpu = kernels.resolve_backend(None, on_gpu=False) == "cupy"
-        self._batchers: dict[str, tuple[Batcher, Batcher]] = {}  # of short and of long requests
+        self._batchers: dict[tuple[str, str | None], tuple[Batcher, Batcher]] = {}  # of short and of long requests
 
     def start(self, lanes: Lanes, settings: ServerSettings, observe: Callable[[int, int], None]) -> None:
         """Make the queues, whose batches run in `lanes`."""
-        computed: dict[str, Callable[[list[Any]], Any]] = {"attention": partial(attentions, self)}
+        computed: dict[tuple[str, str | None], Any] = {("attention", None): partial(attentions, self)}
         if self.kind not in METHODS:
-            computed["answers"] = partial(answers, self)
+            computed["answers", None] = partial(answers, self)
+        readers = getattr(self._part, "readers", None) or {}  # of a Router's routes
         for what, method in METHODS.get(self.kinds[-1], {}).items():
-            computed[what] = getattr(self._part, method)
-            for name, reader in (getattr(self._part, "readers", None) or {}).items():  # of a Router's routes
-                computed[f"{what} of {name}"] = getattr(reader, method)
+            for route, reader in ({None: self._part} | readers).items():
+                computed[what, route] = getattr(reader, method)
         most = settings.max_batch_tokens if self._on_gpu else min(settings.max_batch_tokens, LARGEST_ON_CPU)
         short, long = lanes.long_executor if self._on_gpu else lanes.short_executor, lanes.long_executor
         self._short = most // SHARE
         self._most_bytes = settings.max_response_bytes
         self._most_read = max(self._longest, settings.max_client_batch_size * WIDEST * self.max_seq_length)
         options: dict[str, Any] = {"batch_tokens": most, "queue_tokens": settings.max_queue_tokens, "observe": observe}
-        for what, compute in ((what, self.on_backend(method)) for what, method in computed.items()):
+        for key, compute in ((key, self.on_backend(method)) for key, method in computed.items()):
             both = Batcher(lanes.short(compute), short, **options), Batcher(lanes.long(compute), long, **options)
-            self._batchers[what] = both
+            self._batchers[key] = both
 
     @property
     def _part(self) -> Any:
@@ -272,12 +272,11 @@ class ServedModel:
             return [lower_cased(text) for text in texts] if self.engine.scores.do_lower_case else texts
         return texts if self.engine is self.pipeline else [self.engine.prepared(text, prompt) for text in texts]
 
-    async def compute(self, name: str, rows: list[Any]) -> list[Any]:
-        """Return the result `name` (a queue's name, see `start`) for rows of tokens, or for jobs.
+    async def compute(self, what: str, rows: list[Any], route: str | None = None) -> list[Any]:
+        """Return the result `what` (see `start`) for rows of tokens, or for jobs; `route` is a Router's.
 
         Raises RequestError: 413 if the answer is too long, 429 if memory or the queue is full.
         """
-        what = name.partition(" of ")[0]
         tokens = sum(map(len, rows))
         if what == "tokens":
             self.check_answer(NUMBER * tokens * self.engine.model.spec.hidden_size)
@@ -289,7 +288,7 @@ class ServedModel:
             self.check_answer(sum(NUMBER * len(job) ** 2 + TOKEN * len(job) for job in rows))
         elif what == "answers":
             self.check_answer(sum(answer_bytes(self, job) for job in rows))
-        found = await self._batchers[name][tokens > self._short].submit(rows)
+        found = await self._batchers[what, route][tokens > self._short].submit(rows)
         for wrong in (each for each in found if isinstance(each, RequestError)):
             raise wrong
         if what == "words":
@@ -320,7 +319,7 @@ class ServedModel:
 
     def warm_up(self) -> None:
         """Compute a text, so that no request waits for kernels to compile."""
-        for what, (batcher, _) in self._batchers.items():
+        for (what, route), (batcher, _) in self._batchers.items():
             if what == "answers" and self.kind == "marked":
                 spans = [[0, 4], [5, 7]][: self.pipeline.count]
                 batcher._compute(read_marked(self, [{"text": "warm up", "spans": spans}], names="inputs".format))
@@ -329,7 +328,7 @@ class ServedModel:
                 batcher._compute(read_jobs(self, [f"warm {self.tokenizer.mask_token} up"], truncate=True, **options))
             elif what != "attention":  # rarely requested
                 text = ("warm", "up") if self.kind == "classifier" else "warm up"
-                batcher._compute(self.read([text], truncate=True, route=what.partition(" of ")[2] or None))
+                batcher._compute(self.read([text], truncate=True, route=route))
 
 
 class Models:

@@ -42,10 +42,7 @@ class AutoTokenizer:
 
         Args:
             folder: a folder, or a model's id on the Hugging Face hub ("ORGANISATION/NAME").
-            revision: a branch, tag or commit on the hub.
-            token: the hub's access token; True for the saved one.
-            cache_dir: the folder of the hub's cache.
-            local_files_only: make no request to the hub.
+            revision, token, cache_dir, local_files_only: for an id on the hub, as in `checkpoint.resolve`.
             **settings: override the files, under the names of tokenizer_config.json: add_prefix_space=True,
                 model_max_length=128, mask_token="<m>".
 

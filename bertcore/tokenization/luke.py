@@ -5,7 +5,7 @@ Source: Yamada et al. 2020, https://arxiv.org/abs/2010.01057.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,11 +242,8 @@ class LukeTokenizer(Tokenizer):
     def _entity_values(
         self, rows: list[EntityRow], fill: Padding, most: int, wanted: Mapping[str, bool | None]
     ) -> dict[str, list]:
-        counts = [len(row.ids) for row in rows]
-        length = None if fill.strategy is None else most if fill.strategy == "max_length" else max(counts, default=0)
-        target = None if length is None else -(-length // fill.multiple) * fill.multiple
-        pad_id = self._entity_ids["entity_pad_token"]
-        lengths = counts if target is None else [target] * len(rows)
+        counts, pad_id = [len(row.ids) for row in rows], self._entity_ids["entity_pad_token"]
+        lengths = [replace(fill, length=most).target(counts)] * len(rows) if fill.strategy else counts
         pairs = zip(rows, lengths, strict=True)
         values = [row.values(most_of, pad_id, self.max_mention_length) for row, most_of in pairs]
         names = ["entity_ids", "entity_position_ids"]

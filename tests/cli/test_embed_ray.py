@@ -210,13 +210,6 @@ def test_second_run_makes_missing_parts(two_workers, encoder_folder, corpus, tmp
 
 
 @pytest.mark.slow
-def test_an_empty_corpus(two_workers, encoder_folder, tmp_path):
-    write_text(tmp_path / "a.txt", [])
-    assert embed(encoder_folder, tmp_path / "a.txt", "-o", tmp_path / "out", "--ray", 1) == 0
-    assert np.load(tmp_path / "out" / "part-000000.npy").shape == (0, WIDTH)
-
-
-@pytest.mark.slow
 def test_refused_folders_and_options(two_workers, encoder_folder, corpus, tmp_path, capsys):
     out = tmp_path / "out"
     command = [corpus, "-o", out, "--part-rows", 50]

@@ -54,15 +54,6 @@ def test_unexpected_error_names_its_type(monkeypatch, capsys):
     assert capsys.readouterr().err == "bertcore doctor: KeyError: 'word' (--traceback shows where)\n"
 
 
-def test_interruption(monkeypatch, capsys):
-    def interrupted(args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Doctor, "run", interrupted)
-    assert main(["doctor"]) == 130
-    assert capsys.readouterr().err == "bertcore doctor: interrupted\n"
-
-
 # The interrupt comes while `bertcore.cli` imports its commands; before, nothing takes long (see below).
 INTERRUPTED_IMPORT = """
 import os, signal, sys, time
@@ -154,12 +145,9 @@ def test_warnings_are_lines_of_the_command(monkeypatch, capsys):
     assert capsys.readouterr().err == "bertcore doctor: take care\n"
 
 
-@pytest.mark.parametrize("command", ["embed", "fill-mask"])
-def test_missing_backend(command, encoder_folder, monkeypatch, capsys, stdin):
+def test_missing_backend(encoder_folder, monkeypatch, capsys):
     monkeypatch.setattr("bertcore.kernels.dispatch.unavailable_reason", lambda name: f"no {name} for you")
-    stdin(b"a\n")
-    arguments = ["--text", "a [MASK]"] if command == "fill-mask" else []
-    assert main([command, str(encoder_folder), *arguments, "--backend", "cupy"]) == 1
+    assert main(["embed", str(encoder_folder), "--text", "a", "--backend", "cupy"]) == 1
     assert "backend 'cupy' cannot run here: no cupy for you" in capsys.readouterr().err
 
 

@@ -68,13 +68,6 @@ def test_a_new_model_with_its_tokenizer(inputs, tmp_path, capsys):
     assert {len(stored[index]["input_ids"]) <= 40 for index in range(len(stored))} == {True}
 
 
-def test_a_broken_line_ends_it_and_leaves_nothing(inputs, tmp_path, capsys):
-    assert pretrain(inputs, tmp_path / "out", corpus="corpus") == 1
-    shown = capsys.readouterr()
-    assert "b.jsonl:2: not JSON" in shown.err and shown.err.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("objective, config", [("mlm+nsp", "bert.json"), ("mlm+sop", "albert.json")])
 def test_pairs_of_sentences(inputs, tmp_path, capsys, objective, config):
     pytest.importorskip("sentencex")

@@ -85,13 +85,6 @@ def test_calibrated_on_texts(encoder_folder, tmp_path):
     assert read_config(tmp_path / "again")["quantization_config"]["format"] == expected
 
 
-def test_calibration_is_refused(encoder_folder, tmp_path, capsys):
-    (tmp_path / "latin").write_bytes(b"good\ncaf\xe9\n")
-    assert run(encoder_folder, tmp_path / "low", "--calibrate", tmp_path / "latin") == 1
-    assert "line 2: byte 4 (0xe9) is not UTF-8" in capsys.readouterr().err
-    assert not (tmp_path / "low").exists()
-
-
 def test_an_empty_folder_is_taken(encoder_folder, tmp_path):
     (tmp_path / "target").mkdir()
     assert run(encoder_folder, tmp_path / "target") == 0

@@ -86,7 +86,7 @@ ANSWERS = [
 
 
 def failing(make):
-    async def compute(model, what, rows):
+    async def compute(model, *given):
         raise make("wrong")
 
     return compute

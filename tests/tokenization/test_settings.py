@@ -16,8 +16,8 @@ from bertcore.tokenization import AutoTokenizer, engine
 from bertcore.tokenization.families import FAMILIES
 from tests.processes import run_python
 from tests.refusals import refuses
-from tests.tokenization.corpus import HARD_TEXTS, train_byte_bpe, train_vocabulary, write_json
-from tests.tokenization.family_folders import ANGLES, write_family
+from tests.tokenization.corpus import HARD_TEXTS, write_json
+from tests.tokenization.family_folders import write_family
 
 load = AutoTokenizer.from_pretrained
 
@@ -211,16 +211,11 @@ def test_memory_for_a_line_of_15_megabytes(tmp_path):
     assert int(run_python(MEMORY, str(tmp_path))[0]) < 2 * 15e6
 
 
-OPTIONS = {
-    "longest": {}, "multiple": {"pad_to_multiple_of": 8}, "max_length": {"padding": "max_length", "max_length": 300},
-    "left": {"padding_side": "left"}, "none": {"padding": False}, "arrays": {"return_tensors": "np"},
-}  # fmt: skip
-
-
 def test_batch_is_padded_as_in_a_call(tokenizer):
     batch = tokenizer(HARD_TEXTS)
     rows = [tokenizer(text) for text in HARD_TEXTS]
-    for options in ({}, {"pad_to_multiple_of": 16}, {"padding_side": "left"}):
+    longest = {"padding": "max_length", "max_length": 300}
+    for options in ({}, {"pad_to_multiple_of": 16}, {"padding_side": "left"}, longest, {"padding": False}):
         wanted = tokenizer(HARD_TEXTS, **({"padding": True} | options))
         assert tokenizer.pad(batch, **options) == tokenizer.pad(rows, **options) == wanted
     arrays = tokenizer.pad(rows, return_tensors="np")
@@ -254,26 +249,3 @@ def test_one_row(tokenizer):
 ])  # fmt: skip
 def test_wrong_rows(tokenizer, rows, error, message):
     refuses(error, message, tokenizer.pad, rows)
-
-
-@pytest.fixture(scope="module", params=["BertTokenizer", "RobertaTokenizer"])
-def both(request, tmp_path_factory):
-    import transformers
-
-    folder = tmp_path_factory.mktemp("padding")
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": request.param})
-    train_vocabulary(folder / "vocab.txt", lower_case=True, size=200)
-    train_byte_bpe(folder, ANGLES, size=300)
-    return AutoTokenizer.from_pretrained(folder), getattr(transformers, request.param).from_pretrained(folder)
-
-
-@pytest.mark.parity
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_parity(both, options):
-    ours, theirs = both
-    texts = [text[:30] for text in HARD_TEXTS if options.get("padding", True) or len(text) == 30]
-    rows = [dict(ours(text, return_special_tokens_mask=True)) for text in texts]
-    found, wanted = ours.pad(rows, **options), theirs.pad(rows, **options)
-    assert {name: np.array(column, object).tolist() for name, column in found.items()} == {
-        name: np.array(column, object).tolist() for name, column in wanted.items()
-    }
