@@ -277,20 +277,13 @@ class Finetune(Labels, Adapters):
         objective = kind(encoder)
         encoder.max_seq_length = self.example_length(self.model, encoder.model, LONGEST_EMBEDDED, encoder.tokenizer)
         report = "pairs", lambda out: figures(out, measured, columns)
-        self._train_by(objective, encoder, folder, train, measured, *report)
+        self._train_by(objective, encoder, folder, (train, measured), *report)
 
     def _train_by(
-        self,
-        objective: Any,
-        trained: Any,
-        folder: Path,
-        rows: list[Any],
-        held_out: list[Any],
-        noun: str,
-        score: Any,
-        note: str = "",
+        self, objective: Any, trained: Any, folder: Path, examples: Any, noun: str, score: Any, note: str = ""
     ) -> None:
-        """Train the model of an encoder or a GLiNER, and report `score(folder)` of what is held out."""
+        """Train the model of an encoder or a GLiNER by (examples, held-out ones), and report `score(folder)`."""
+        rows, held_out = examples
         model = self.with_adapters(trained.model)
         trainer = self.trainer(folder, model, rows, held_out, trained.tokenizer, objective=objective)
         print(f"data      {len(rows):,} {noun}, {len(held_out):,} held out{note}")
@@ -320,7 +313,7 @@ class Finetune(Labels, Adapters):
             nearest = encoder.similarity(queries, documents).argmax(axis=1)
             return {"first_of_all": float((nearest == np.arange(len(measured))).mean())}
 
-        self._train_by(objective, encoder, folder, train, measured, "queries", first_of_all)
+        self._train_by(objective, encoder, folder, (train, measured), "queries", first_of_all)
 
     def _check_gliner(self) -> None:
         if self.max_length or self.lora:
@@ -340,7 +333,7 @@ class Finetune(Labels, Adapters):
             results = tuned.batch_extract([each.text for each in measured], schemas, truncation=True)
             return _of_sets(map(LabelledText.facts, measured, results), [each.facts() for each in measured])
 
-        self._train_by(objective, model, folder, rows, held_out, "texts", score)
+        self._train_by(objective, model, folder, (rows, held_out), "texts", score)
 
     def _train_gliner(self, folder: Path, rows: list[Any], held_out: list[Any]) -> None:
         self._check_gliner()
@@ -361,7 +354,7 @@ class Finetune(Labels, Adapters):
             return _of_sets(given, [{(*span, kind) for span, kind in some} for some in others])
 
         objective = objectives.GLiNEREntities(model.model)
-        self._train_by(objective, model, folder, rows, held_out, "texts", score, note)
+        self._train_by(objective, model, folder, (rows, held_out), "texts", score, note)
 
 
 def _of_sets(found: Iterable[set[Any]], expected: Sequence[set[Any]]) -> dict[str, float]:
