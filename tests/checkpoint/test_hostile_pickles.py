@@ -43,26 +43,17 @@ def attacks(folder: Path) -> dict[str, bytes]:
     getter = call(name("builtins", "getattr"), name("builtins", "__import__"), text("__call__"))
     importer = call(name("builtins", "__import__"), text("os"))
     system = call(name("builtins", "getattr"), importer, text("system"))
-    runner = name("numpy.testing._private.utils", "runstring")
     by_state = name("collections", "OrderedDict") + b")\x81}" + text("__class__") + name("os", "system") + b"sb"
     return {
         **dump,
         "os.system": b"\x80\x02" + call(name("os", "system"), text(touch)) + b".",
-        "posix.system": b"\x80\x02" + call(name("posix", "system"), text(touch)) + b".",
-        "subprocess.Popen": b"\x80\x02" + call(name("subprocess", "Popen"), build.group(text("touch"))) + b".",
         "builtins.eval": b"\x80\x02" + call(name("builtins", "eval"), text(code)) + b".",
         "builtins.exec": b"\x80\x02" + call(name("builtins", "exec"), text(code)) + b".",
-        "__builtin__.eval": b"\x80\x02" + call(name("__builtin__", "eval"), text(code)) + b".",
         "getattr": b"\x80\x02" + call(getter, text("os")) + b".",
         "attribute of a module": b"\x80\x02" + call(system, text(touch)) + b".",
         "dotted name": b"\x80\x04" + text("collections") + text("OrderedDict.__init__.__globals__") + b"\x93.",
         "name in a permitted module": b"\x80\x02" + call(name("torch", "load"), text("x")) + b".",
-        "another rebuilder": b"\x80\x02" + call(name("torch._utils", "_rebuild_wrapper_subclass"), text("x")) + b".",
         "pickle in a pickle": b"\x80\x02" + call(name("torch.storage", "_load_from_bytes"), text("x")) + b".",
-        "pickle.loads": b"\x80\x02" + call(name("pickle", "loads"), text("x")) + b".",
-        "numpy.load": b"\x80\x02" + call(name("numpy", "load"), text("x")) + b".",
-        "numpy's runner": b"\x80\x02" + call(runner, text(code), b"}") + b".",
-        "codecs": b"\x80\x02" + call(name("_codecs", "encode"), text("x")) + b".",
         "INST": b"(S'" + touch.encode() + b"'\nios\nsystem\n.",
         "INST after the protocol": b"\x80\x02(" + text(touch) + b"ios\nsystem\n.",
         "OBJ": b"\x80\x02(" + name("os", "system") + text(touch) + b"o.",
@@ -71,8 +62,6 @@ def attacks(folder: Path) -> dict[str, bytes]:
         "NEWOBJ_EX": b"\x80\x04" + name("collections", "OrderedDict") + b")}\x92.",
         "state that sets a class": b"\x80\x02" + by_state + b".",
         "EXT1": b"\x80\x02\x82\x01)R.",
-        "EXT2": b"\x80\x02\x83\x01\x00)R.",
-        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00)R.",
         "PERSID": b"\x80\x02Pos.system\n.",
         "NEXT_BUFFER": b"\x80\x05\x97.",
         "READONLY_BUFFER": b"\x80\x05\x97\x98.",

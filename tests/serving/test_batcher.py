@@ -1,14 +1,11 @@
 """The batcher: turns of requests, batches of rows, failures, clients that go away."""
 
 import asyncio
-import statistics
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from bertcore.serving.batcher import Batcher
-from bertcore.serving.models import ServedModel
 from bertcore.serving.requests import RequestError
 
 
@@ -25,38 +22,6 @@ def run_batcher(scenario, compute, **sizes):
             return await scenario(Batcher(noted, executor, **{"batch_tokens": 10, "queue_tokens": 100, **sizes}))
 
     return asyncio.run(main()), batches
-
-
-@pytest.mark.parametrize("small", [["a"], ["a b", "c"], ["a"] * 10])
-def test_a_small_request_beside_giants_takes_at_most_three_times_its_time_alone(server, monkeypatch, small):
-    """A model that takes 2 ms for a text and 1 ms for a token: a giant request takes seconds."""
-    whole = ServedModel.on_backend
-
-    def slow(self, compute):
-        def call(rows):
-            time.sleep(0.002 * len(rows) + 0.001 * sum(map(len, rows)))
-            return whole(self, compute)(rows)
-
-        return call
-
-    monkeypatch.setattr(ServedModel, "on_backend", slow)
-    client = server(max_client_batch_size=500)
-
-    def seconds():
-        start = time.perf_counter()
-        assert client.post("/embed", json={"inputs": small}).status_code == 200
-        return time.perf_counter() - start
-
-    alone, beside = statistics.median(seconds() for _ in range(7)), []
-    with ThreadPoolExecutor(2) as pool:
-        body = {"inputs": ["the cat sat on an mat"] * 120}
-        giants = [pool.submit(client.post, "/embed", json=body) for _ in range(2)]
-        while "waiting_tokens 0.0" in client.get("/metrics").text:
-            pass
-        while len(beside) < 7 and not any(giant.done() for giant in giants):
-            beside.append(seconds())
-        assert min(beside[:-1]) < 3 * alone  # on a busy machine the giants may end before the last
-        assert [giant.result().status_code for giant in giants] == [200, 200]
 
 
 def test_requests_have_their_turn_in_each_batch():
