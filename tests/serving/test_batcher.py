@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bertcore.serving.batcher import Batcher
+from bertcore.kernels.threads import thread_count
+from bertcore.serving.batcher import Batcher, Lanes
 from bertcore.serving.requests import RequestError
 
 
@@ -22,6 +23,14 @@ def run_batcher(scenario, compute, **sizes):
             return await scenario(Batcher(noted, executor, **{"batch_tokens": 10, "queue_tokens": 100, **sizes}))
 
     return asyncio.run(main()), batches
+
+
+def test_a_short_batch_beside_a_long_one_takes_a_quarter_of_the_threads(monkeypatch):
+    monkeypatch.setattr("bertcore.serving.batcher.get_num_threads", lambda: 9)
+    lanes = Lanes(None, None)
+    short = lanes.short(lambda rows: thread_count().count)
+    alone = thread_count().count
+    assert (short([]), lanes.long(short)([]), short([])) == (alone, 2, alone)
 
 
 def test_requests_have_their_turn_in_each_batch():
