@@ -20,13 +20,10 @@ import numpy as np
 
 from .files import CheckpointError, content_of, listed
 from .pickle_machine import Function, KnownNames, Refused, check_key, kind, read_pickle, shown
-from .safetensors_file import LARGEST, MOST_DIMENSIONS, TensorInfo, could_be_array, native, numpy_dtype
+from .safetensors_file import LARGEST, MOST_DIMENSIONS, NUMPY_DTYPES, TensorInfo, could_be_array, native, numpy_dtype
 from .zip_members import BadArchive, read_members
 
-ITEM_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
-}  # fmt: skip
+ITEM_SIZES = {name: np.dtype(code).itemsize for name, code in NUMPY_DTYPES.items()} | {"F8_E4M3": 1, "F8_E5M2": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,16 @@ from bertcore import load_model, use_backend
 from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import main
 from bertcore.models.architectures import models_of
+from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
 from tests.tiny_families import runnable, tiny_config
 from tests.tokenization.family_folders import write_family
 from tests.tolerances import assert_same_arrays
 
 IDS = [[2, 15, 6, 7, 40, 3], [2, 9, 9, 8, 5, 3]]
 NAMES = [*runnable(), "jina-embeddings-v2-small-en"]
-TOKENIZERS = {
-    "albert": "Albert", "bert": "Bert", "camembert": "Camembert", "deberta": "Deberta", "deberta-v2": "DebertaV2",
-    "distilbert": "DistilBert", "electra": "Electra", "eurobert": "Roberta", "gpt2": "GPT2", "gte": "XLMRoberta",
-    "jina_embeddings_v3": "XLMRoberta", "luke": "Roberta", "mobilebert": "MobileBert", "modernbert": "Deberta",
-    "bert_hash": "Bert", "jina_embeddings_v5": "Roberta", "neobert": "Bert", "t5": "T5",
-    "mpnet": "MPNet", "nomic_bert": "Bert", "roberta": "Roberta", "xlm-roberta": "XLMRoberta", "xlnet": "XLNet",
-}  # fmt: skip
+TOKENIZERS = CLASS_OF_MODEL_TYPE | dict.fromkeys(("eurobert", "jina_embeddings_v5", "luke"), "RobertaTokenizer")
+TOKENIZERS["modernbert"] = "DebertaTokenizer"
+WITH_ANGLES = ("RobertaTokenizer", "CamembertTokenizer", "XLMRobertaTokenizer", "MPNetTokenizer")
 NO_MASK = ("gpt2", "t5", "xlnet")  # families that predict the next word, none, or those at chosen places
 
 
@@ -65,7 +62,7 @@ def with_tokenizer(name, folder):
     config = tiny_config(name) | {"initializer_range": 0.2}
     models = models_of(config)
     type(models.get("AutoModelForMaskedLM", models["AutoModel"])).from_config(config).save_pretrained(folder)
-    write_family(folder, f"{TOKENIZERS[config['model_type']]}Tokenizer")
+    write_family(folder, TOKENIZERS[config["model_type"]])
     return folder
 
 
@@ -90,6 +87,3 @@ def test_embed_precision_and_fill_mask(name, tmp_path, capsys):
     else:
         assert main(["fill-mask", str(folder), "--text", "the value"]) == 1
         assert "have no head for masked_lm" in capsys.readouterr().err
-
-
-WITH_ANGLES = ("Roberta", "Camembert", "XLMRoberta", "MPNet")

@@ -27,11 +27,6 @@ def test_unknown_setting(roberta):
         load(roberta, add_prefix_spaces=True)
 
 
-def test_wrong_value(roberta):
-    with pytest.raises(ValueError, match="add_prefix_space is 'yes', expected true, false or null"):
-        load(roberta, add_prefix_space="yes")
-
-
 def test_option_that_tokenizer_json_cannot_follow(albert, demo_folder):
     load(albert).save_pretrained(albert)
     with pytest.raises(ValueError, match=r"tokenizer\.json has nothing that do_lower_case, keep_accents could change"):
