@@ -10,11 +10,12 @@ from bertcore.checkpoint.files import read_json_object
 from bertcore.cli import training
 from bertcore.cli.inputs import model_folder
 from bertcore.cli.options import Above0, CommandError, File, Positive, Share
-from bertcore.models.replaced_tokens import generator_config
+from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import PRESETS, preset_config
 from bertcore.tokenization import AutoTokenizer, Tokenizer, train_tokenizer
 from bertcore.tokenization.families import CLASS_OF_MODEL_TYPE
 from bertcore.training import Masking, metrics, objectives
+from bertcore.training.collators import UNITS
 from bertcore.training.data import TextMentions
 
 RATES = {"new": 5e-4, "known": 5e-5}
@@ -23,8 +24,6 @@ LONGEST = 128  # tokens, for models that take more
 PAIRS = {"mlm+nsp": "NextSentence", "mlm+sop": "SentenceOrder"}
 MASKED = ("mlm", "mlm+sbo", "mlm+entities", "tlm", "rtd", *PAIRS)
 OBJECTIVES = (*MASKED, "clm", "plm")
-UNITS = ("token", "word", "span")
-EMBEDDINGS = ("tied", "separate", "gradient_disentangled")  # as bertcore.ReplacedTokenModel has them
 ONLY_FOR = {  # the objectives that use an option
     "mask": MASKED,
     "mask_share": (*MASKED, "plm"),

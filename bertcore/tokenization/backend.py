@@ -18,9 +18,9 @@ from bertcore.checkpoint.patterns import least_length
 
 from .builders import MODELS, build, set_options
 from .engine import library_errors
-from .families import FAMILIES, GENERIC, AddedTokenSettings, TokenizerFamily
+from .families import FAMILIES, GENERIC, SPECIAL_TOKEN_NAMES, AddedTokenSettings, TokenizerFamily
 from .sentencepiece_file import check_charsmap
-from .settings import GENERIC_CLASSES, MOST_ID, SPECIAL_TOKEN_NAMES, TOKENIZER_JSON, TokenizerSettings, WrongSetting
+from .settings import GENERIC_CLASSES, MOST_ID, TOKENIZER_JSON, TokenizerSettings, WrongSetting
 
 BERT = "BertTokenizer"
 

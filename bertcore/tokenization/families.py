@@ -72,9 +72,12 @@ class TokenizerFamily:
     entities: bool = False
 
 
-_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BRACKETS = dict(zip(_NAMES, ("[CLS]", "[SEP]", "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True))
-_ANGLES = dict(zip(_NAMES, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
+# In the order in which transformers adds those that a vocabulary lacks.
+SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BRACKETS = dict(
+    zip(SPECIAL_TOKEN_NAMES, ("[CLS]", "[SEP]", "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"), strict=True)
+)
+_ANGLES = dict(zip(SPECIAL_TOKEN_NAMES, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
 
 _BERT = TokenizerFamily(
     model="word_piece",

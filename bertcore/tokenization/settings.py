@@ -9,15 +9,12 @@ from typing import Any
 
 from bertcore.checkpoint.files import CONFIG_NAME, CheckpointError, model_type_of, read_json_object
 
-from .families import CLASS_OF_MODEL_TYPE, AddedTokenSettings, TokenizerFamily
+from .families import CLASS_OF_MODEL_TYPE, SPECIAL_TOKEN_NAMES, AddedTokenSettings, TokenizerFamily
 
 TOKENIZER_JSON = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 MOST_ID = 2**31 - 1  # ids are int32 in many places
 UNKNOWN_LENGTH = int(1e30)  # transformers' value for an unlimited model_max_length
-
-# In the order in which transformers adds those that a vocabulary lacks.
-SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Settings that are true, false or null (not stated).
 OPTIONS = (

@@ -7,8 +7,9 @@ from bertcore.arguments import check_strings, warn_caller
 from bertcore.kernels import checks
 
 from .engine import Engine
+from .families import SPECIAL_TOKEN_NAMES
 from .inputs import as_ids, each_of, is_id
-from .settings import SPECIAL_TOKEN_NAMES, TokenizerSettings
+from .settings import TokenizerSettings
 
 if TYPE_CHECKING:
     from .backend import Built

@@ -11,8 +11,6 @@ import pytest
 from bertcore import AutoModelForMaskedLM, AutoTokenizer, load_model
 from bertcore.checkpoint import open_checkpoint
 from bertcore.cli import main
-from bertcore.cli import pretrain as pretrain_command
-from bertcore.models.replaced_tokens import EMBEDDINGS
 from bertcore.training import checkpoints
 from bertcore.training import run as training_run
 from bertcore.training.data import StoredExamples
@@ -205,10 +203,6 @@ def test_published_pairs_are_trained_on(inputs, masked_lm_folder, tmp_path, caps
         assert re.search(error, capsys.readouterr().err)
     assert pretrain(inputs, tmp_path / "no", *options, *pair, model="electra.json") == 1
     assert "--generator goes with a checkpoint" in capsys.readouterr().err
-
-
-def test_the_embeddings_are_those_of_the_model():
-    assert pretrain_command.EMBEDDINGS == EMBEDDINGS
 
 
 def test_a_checkpoint_is_trained_on(inputs, masked_lm_folder, tmp_path):
