@@ -110,12 +110,6 @@ def test_a_student_of_another_family_has_the_special_tokens_of_its_tokenizer(fol
     assert load_model(tmp_path / "out").config["pad_token_id"] == 0
 
 
-def test_unknown_labels_of_the_teacher(folder, tmp_path, capsys):
-    (tmp_path / "b.jsonl").write_text('{"text": "cat", "label": "dog"}\n' * 20)
-    assert distill(folder, tmp_path / "out", "--layers", "1", data=tmp_path / "b.jsonl") == 1
-    assert "b.jsonl:" in capsys.readouterr().err
-
-
 def test_classes_without_names_are_numbers(folder, tmp_path):
     AutoModelForSequenceClassification.from_config({**CONFIG, "num_labels": 3}).save_pretrained(tmp_path / "teacher")
     for name in ("vocab.txt", "tokenizer_config.json"):

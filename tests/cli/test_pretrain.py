@@ -3,7 +3,6 @@
 import errno
 import json
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -218,17 +217,6 @@ def test_texts_from_stdin(inputs, masked_lm_folder, tmp_path, stdin, capsys):
     assert main(["pretrain", "-", *options]) == 1
     assert "can be read once, and a tokenizer is learned from it first: give --tokenizer" in capsys.readouterr().err
     assert main(["pretrain", "-", *options, "--tokenizer", str(masked_lm_folder)]) == 0
-
-
-def test_a_damaged_checkpoint_is_passed_over(inputs, tmp_path, capsys):
-    options = "--save-steps", "1"
-    assert pretrain(inputs, tmp_path / "whole", *options) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    (tmp_path / "parts" / "checkpoint-3" / "config.json").write_text("{}")
-    assert pretrain(inputs, tmp_path / "parts", *options, "--resume") == 0
-    said = r"checkpoint-3/config.json is damaged: .*: continuing from .*checkpoint-2 instead\n"
-    assert re.findall(said, capsys.readouterr().err)
-    assert weights(tmp_path / "parts") == weights(tmp_path / "whole")
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(inputs, tmp_path, capsys, monkeypatch, interrupted):
