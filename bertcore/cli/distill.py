@@ -14,7 +14,7 @@ from bertcore.arguments import required
 from bertcore.cli import training
 from bertcore.cli.finetune import LabelledData, Labels, with_new_head
 from bertcore.cli.inputs import WithModel, model_folder, output_stream, some_texts
-from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive, Seed, Share
+from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive, Seed, Share, opt
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.models.architectures import class_for
 from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
@@ -83,22 +83,6 @@ class Distill(Labels, training.Training):
         bertcore distill corpus/ --teacher bert-base-uncased/ --student distilbert-base-uncased --task mlm \\
             --terms soft=5 cosine --label-weight 2 --out my-distilbert/
         bertcore distill --static --teacher demo --out minilm-static/
-
-    Attributes:
-        static: make static embeddings of the teacher; see above.
-        vocabulary: file of words and phrases, one a line, to add to the vocabulary, with --static.
-        dims: dimensions of static embeddings (default: 256).
-        teacher: folder of the teacher, its id on the Hugging Face hub, or demo.
-        student: a preset, config file or checkpoint; see above.
-        layers: number of layers of a student that otherwise equals the teacher.
-        task: the task; see above.
-        take: the teacher's layers that initialise a new student, from 0, such as 0,2,4 (default: evenly spaced), or
-            none.
-        terms: the terms of the loss; see above (default: soft).
-        temperature: temperature of the term soft (default: 2).
-        labelled_only: apply the term soft only to masked tokens, for mlm.
-        label_weight: weight of DATA's own labels.
-        column: column of the texts in JSON or tables, for mlm.
     """
 
     positions = ("data",)
@@ -109,19 +93,26 @@ class Distill(Labels, training.Training):
     )
 
     data: tuple[File, ...] = ()
-    teacher: File
-    static: bool = False
-    vocabulary: File | None = None
-    dims: Positive | None = None
-    student: File | None = None
-    layers: Positive | None = None
-    task: Annotated[str | None, tuple(MODEL_CLASSES)] = None
-    take: Annotated[list[int] | str | None, LAYERS] = None
-    terms: Annotated[tuple[tuple[str, float], ...], TERM, SEVERAL] = (("soft", 1.0),)
-    temperature: Above0 | None = None
-    labelled_only: bool = False
-    label_weight: Number = 1.0
-    column: str = "text"
+    teacher: File = opt("folder of the teacher, its id on the Hugging Face hub, or demo")
+    static: bool = opt("make static embeddings of the teacher; see above", False)
+    vocabulary: File | None = opt(
+        "file of words and phrases, one a line, to add to the vocabulary, with --static", None
+    )
+    dims: Positive | None = opt("dimensions of static embeddings (default: 256)", None)
+    student: File | None = opt("a preset, config file or checkpoint; see above", None)
+    layers: Positive | None = opt("number of layers of a student that otherwise equals the teacher", None)
+    task: Annotated[str | None, tuple(MODEL_CLASSES)] = opt("the task; see above", None)
+    take: Annotated[list[int] | str | None, LAYERS] = opt(
+        "the teacher's layers that initialise a new student, from 0, such as 0,2,4 (default: evenly spaced), or none",
+        None,
+    )
+    terms: Annotated[tuple[tuple[str, float], ...], TERM, SEVERAL] = opt(
+        "the terms of the loss; see above (default: soft)", (("soft", 1.0),)
+    )
+    temperature: Above0 | None = opt("temperature of the term soft (default: 2)", None)
+    labelled_only: bool = opt("apply the term soft only to masked tokens, for mlm", False)
+    label_weight: Number = opt("weight of DATA's own labels", 1.0)
+    column: str = opt("column of the texts in JSON or tables, for mlm", "text")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -255,24 +246,17 @@ class Calibrate(LabelledData, WithModel):
         bertcore calibrate sentiment/ held-out.csv --text review --out sentiment.json
         bertcore calibrate mnli/ dev.jsonl --text premise --text-pair hypothesis --method isotonic --out mnli.json
         bertcore classify sentiment/ --text "What a film." --calibration sentiment.json
-
-    Attributes:
-        out: the file to write the calibration to.
-        method: method of calibration.
-        max_length: tokens of a text (default: the model's).
-        seed: seed of the choice of texts that are held out.
-        json: print one JSON object.
     """
 
     positions = ("model", "data")
     task = "sequence"
 
-    out: File
-    method: Annotated[str, ("temperature", "isotonic")] = "temperature"
+    out: File = opt("the file to write the calibration to")
+    method: Annotated[str, ("temperature", "isotonic")] = opt("method of calibration", "temperature")
     held_out: Share = 0.5
-    max_length: Positive | None = None
-    seed: Seed = 42
-    json: bool = False
+    max_length: Positive | None = opt("tokens of a text (default: the model's)", None)
+    seed: Seed = opt("seed of the choice of texts that are held out", 42)
+    json: bool = opt("print one JSON object", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,7 @@ import numpy as np
 import bertcore
 from bertcore import kernels
 from bertcore.cli.inputs import Dtype, model_folder
-from bertcore.cli.options import Command, CommandError, File
+from bertcore.cli.options import Command, CommandError, File, opt
 from bertcore.kernels import get_backend
 from bertcore.kernels.dispatch import AUTO, IMPLEMENTATIONS
 from bertcore.kernels.settings import setting, variable
@@ -190,18 +190,13 @@ class Warmup(Command):
         bertcore warmup
         bertcore warmup all-MiniLM-L6-v2/ --dtype int8
         BERTCORE_CACHE_DIR=/opt/kernels bertcore warmup bert-base-uncased/ --gradients    (in a Dockerfile's RUN)
-
-    Attributes:
-        model: folder of a model, its id on the Hugging Face hub, or demo.
-        dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        gradients: also compile the kernels of training; for a model with a head and a loss.
     """
 
     positions = ("model",)
 
-    model: File | None = None
-    dtype: Dtype = None
-    gradients: bool = False
+    model: File | None = opt("folder of a model, its id on the Hugging Face hub, or demo", None)
+    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)", None)
+    gradients: bool = opt("also compile the kernels of training; for a model with a head and a loss", False)
 
     def run(self) -> None:
         with self.chosen_backend():

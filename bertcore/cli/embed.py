@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 from bertcore.cli import TERMINATED
 from bertcore.cli.inputs import Reading, TextsCommand, model_digest, model_folder, output_stream, write_jsonl, write_npy
-from bertcore.cli.options import CommandError, File, Positive
+from bertcore.cli.options import CommandError, File, Positive, opt
 
 if TYPE_CHECKING:
     from bertcore.plugins.corpus import RowRange
@@ -48,31 +48,22 @@ class Embed(TextsCommand, Reading):
         bertcore embed demo --text "one text" --text another
         zcat texts.gz | bertcore embed demo --format npy > embeddings.npy
         bertcore embed all-MiniLM-L6-v2/ corpus/ --column body --ray 4 -o vectors/
-
-    Attributes:
-        output: the file to write, or - for standard output; with --ray a folder.
-        format: format of the output (default: by the ending of --output, else jsonl).
-        normalize: scale embeddings to length 1, even if the published model does not.
-        prompt: text to put before every line.
-        prompt_name: name of one of the model's own prompts.
-        progress: show progress or not (default: on a terminal, if it takes long).
-        ray: embed a corpus of files on this many workers of Ray.
-        column: column of the texts in JSON lines and Parquet, with --ray (default: text).
-        part_rows: rows of a part, with --ray (default: 65536).
     """
 
     spellings = ("-o output",)
     needs = ("column ray", "part_rows ray")
 
-    output: File = "-"
-    format: Annotated[str | None, ("npy", "jsonl")] = None
-    normalize: bool = False
-    prompt: str | None = None
-    prompt_name: str | None = None
-    progress: bool | None = None
-    ray: Positive | None = None
-    column: str | None = None
-    part_rows: Positive | None = None
+    output: File = opt("the file to write, or - for standard output; with --ray a folder", "-")
+    format: Annotated[str | None, ("npy", "jsonl")] = opt(
+        "format of the output (default: by the ending of --output, else jsonl)", None
+    )
+    normalize: bool = opt("scale embeddings to length 1, even if the published model does not", False)
+    prompt: str | None = opt("text to put before every line", None)
+    prompt_name: str | None = opt("name of one of the model's own prompts", None)
+    progress: bool | None = opt("show progress or not (default: on a terminal, if it takes long)", None)
+    ray: Positive | None = opt("embed a corpus of files on this many workers of Ray", None)
+    column: str | None = opt("column of the texts in JSON lines and Parquet, with --ray (default: text)", None)
+    part_rows: Positive | None = opt("rows of a part, with --ray (default: 65536)", None)
 
     def __post_init__(self) -> None:
         if self.ray and (self.file in (None, "-", "") or self.text):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bertcore.cli.inputs import WithModel, aligned, model_folder
-from bertcore.cli.options import CommandError, File, Positive
+from bertcore.cli.options import CommandError, File, Positive, opt
 
 SHOWN = ("accuracy@1", "accuracy@10", "precision@10", "recall@10", "mrr@10", "ndcg@10", "map@100")
 
@@ -26,26 +26,17 @@ class Evaluate(WithModel):
     Examples:
         bertcore evaluate demo --queries queries.jsonl --corpus corpus.jsonl --qrels qrels/test.tsv
         bertcore evaluate splade/ --queries questions.txt --corpus pages.txt --qrels answers.txt --json
-
-    Attributes:
-        queries: file of queries.
-        corpus: file or folder of documents.
-        qrels: file of the documents that answer each query.
-        max_length: tokens of a text that are read (default: as published).
-        truncate_dim: compare only the first dimensions of embeddings.
-        results: a folder; the metrics are appended to a table in it.
-        json: print one JSON object.
     """
 
     title = WithModel.title
 
-    queries: File
-    corpus: File
-    qrels: File
-    max_length: Positive | None = None
-    truncate_dim: Positive | None = None
-    results: File | None = None
-    json: bool = False
+    queries: File = opt("file of queries")
+    corpus: File = opt("file or folder of documents")
+    qrels: File = opt("file of the documents that answer each query")
+    max_length: Positive | None = opt("tokens of a text that are read (default: as published)", None)
+    truncate_dim: Positive | None = opt("compare only the first dimensions of embeddings", None)
+    results: File | None = opt("a folder; the metrics are appended to a table in it", None)
+    json: bool = opt("print one JSON object", False)
 
     def run(self) -> None:
         from bertcore.evaluation import InformationRetrievalEvaluator

@@ -14,7 +14,7 @@ import bertcore
 from bertcore import GLiNER, GLiNER2, MultiVectorEncoder, SentenceEncoder
 from bertcore.arguments import required
 from bertcore.cli.inputs import model_folder
-from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Share, Words
+from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Share, Words, opt
 from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 from bertcore.models.model import NewlyInitialisedWarning
@@ -52,26 +52,19 @@ ONLY_FOR = {  # the tasks that use an option
 
 
 class LabelledData(Data):
-    """A command that reads labelled data.
-
-    Attributes:
-        data: files or folders of labelled data.
-        eval: files or folders of data to measure the model with (default: a part of DATA).
-        held_out: share of DATA to measure the model with, without --eval.
-        text: column of texts (default: text; tokens for words).
-        text_pair: column of second texts.
-        label: column of labels (default: label; tags for words).
-    """
+    """A command that reads labelled data."""
 
     title = "Data"
     task: ClassVar[str]
 
-    data: tuple[File, ...]
-    eval: Annotated[tuple[str, ...], *Words.__metadata__] = ()
-    held_out: Share = 0.1
-    text: str | None = None
-    text_pair: str | None = None
-    label: str | None = None
+    data: tuple[File, ...] = opt("files or folders of labelled data")
+    eval: Annotated[tuple[str, ...], *Words.__metadata__] = opt(
+        "files or folders of data to measure the model with (default: a part of DATA)", ()
+    )
+    held_out: Share = opt("share of DATA to measure the model with, without --eval", 0.1)
+    text: str | None = opt("column of texts (default: text; tokens for words)", None)
+    text_pair: str | None = opt("column of second texts", None)
+    label: str | None = opt("column of labels (default: label; tags for words)", None)
 
     def labelled_rows(self, seed: int) -> tuple[list[Any], list[Any]]:
         """Return the records to learn from, and the records held out: those of --eval, or a part of DATA."""
@@ -97,16 +90,14 @@ class LabelledData(Data):
 
 
 class Labels(LabelledData):
-    """A command that learns labels.
-
-    Attributes:
-        label_kind: meaning of integers (default: classes, unless many differ).
-    """
+    """A command that learns labels."""
 
     title = LabelledData.title
     defaults: ClassVar[Mapping[str, Any]] = USUAL
 
-    label_kind: Annotated[str | None, ("classes", "numbers")] = None
+    label_kind: Annotated[str | None, ("classes", "numbers")] = opt(
+        "meaning of integers (default: classes, unless many differ)", None
+    )
 
     def columns(self, rows: list[Any]) -> Any:
         rows = sorted(rows, key=operator.attrgetter("file", "line"))  # so that the first wrong record is reported
@@ -161,26 +152,27 @@ class Finetune(Labels, Adapters):
         bertcore finetune entities.jsonl --model urchade/gliner_small-v2.1 --task zero-shot-ner --out my-gliner/
         bertcore finetune records.jsonl --model fastino/gliner2-base-v1 --task schema --out my-gliner2/
         bertcore finetune squad.jsonl --model bert-base-uncased/ --task qa --max-seconds 3600 --out my-reader/
-
-    Attributes:
-        model: folder of a model, its id on the Hugging Face hub, or demo.
-        task: the task; see above.
-        class_weights: weights of the classes in the loss, in the order of the labels, or balanced, the inverse of their
-            counts (default: all equal).
-        negative_label: label for no relation or no type, which F1 ignores (default: no_relation if it occurs).
-        max_span_width: words of the longest entity, for span-ner (default: 8).
-        keep_checkpoints: keep the checkpoints of a finished run beside the model, for a longer --resume.
     """
 
     positions = ("data",)
     only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
-    model: File
-    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)]  # type: ignore[misc]
-    keep_checkpoints: bool = False
-    class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = ()
-    negative_label: str | None = None
-    max_span_width: Positive | None = None
+    model: File = opt("folder of a model, its id on the Hugging Face hub, or demo")
+    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)] = opt(
+        "the task; see above"
+    )  # type: ignore[misc]
+    keep_checkpoints: bool = opt(
+        "keep the checkpoints of a finished run beside the model, for a longer --resume", False
+    )
+    class_weights: Annotated[tuple[float | str, ...], WEIGHT, SEVERAL] = opt(
+        "weights of the classes in the loss, in the order of the labels, or balanced, the inverse of their counts "
+        "(default: all equal)",
+        (),
+    )
+    negative_label: str | None = opt(
+        "label for no relation or no type, which F1 ignores (default: no_relation if it occurs)", None
+    )
+    max_span_width: Positive | None = opt("words of the longest entity, for span-ner (default: 8)", None)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertcore.arguments import printable
 from bertcore.cli.inputs import aligned, check_matplotlib, check_picture, model_folder, write_picture
-from bertcore.cli.options import Command, File, Positive
+from bertcore.cli.options import Command, File, Positive, opt
 from bertcore.presets import PRESETS, Preset, preset
 
 if TYPE_CHECKING:
@@ -37,18 +37,13 @@ class Info(Command):
         bertcore info
         bertcore info deberta-v3-base
         bertcore info my-model/ --length 512 --json
-
-    Attributes:
-        name: a preset, config file, model's folder or id (default: list the presets).
-        length: tokens of a sequence, for FLOPs.
-        json: print one JSON object.
     """
 
     positions = ("name",)
 
-    name: File | None = None
-    length: Positive = LENGTH
-    json: bool = False
+    name: File | None = opt("a preset, config file, model's folder or id (default: list the presets)", None)
+    length: Positive = opt("tokens of a sequence, for FLOPs", LENGTH)
+    json: bool = opt("print one JSON object", False)
 
     def run(self) -> None:
         if self.name is None:
@@ -258,33 +253,27 @@ class Compare(Command):
         bertcore compare mini-bert distilbert-base-uncased --training --batch 32 --length 128
         bertcore compare demo demo-int8/ --measure --batch 8 --length 64
         bertcore compare --plot family.png
-
-    Attributes:
-        names: presets, folders or ids (default: all presets).
-        length: tokens of a sequence.
-        training: estimate the cost of training here; see above.
-        measure: measure passes here; see above.
-        batch: sequences of a step (--training, default: 32) or of a pass (--measure, default: 1).
-        csv: print comma-separated values, in units of one.
-        json: print one JSON array.
-        plot: draw parameters, FLOPs and MNLI-m, or what --training or --measure measures, to a file named *.png or
-            *.svg (needs matplotlib).
-        log: draw dots on logarithmic axes instead of bars (--plot).
     """
 
     positions = ("names",)
     apart = ("training measure", "csv json")
     needs = ("batch training measure", "training names", "measure names", "log plot")
 
-    names: tuple[File, ...] = ()
-    length: Positive = LENGTH
-    training: bool = False
-    measure: bool = False
-    batch: Positive | None = None
-    csv: bool = False
-    json: bool = False
-    plot: File | None = None
-    log: bool = False
+    names: tuple[File, ...] = opt("presets, folders or ids (default: all presets)", ())
+    length: Positive = opt("tokens of a sequence", LENGTH)
+    training: bool = opt("estimate the cost of training here; see above", False)
+    measure: bool = opt("measure passes here; see above", False)
+    batch: Positive | None = opt(
+        "sequences of a step (--training, default: 32) or of a pass (--measure, default: 1)", None
+    )
+    csv: bool = opt("print comma-separated values, in units of one", False)
+    json: bool = opt("print one JSON array", False)
+    plot: File | None = opt(
+        "draw parameters, FLOPs and MNLI-m, or what --training or --measure measures, to a file named *.png or "
+        "*.svg (needs matplotlib)",
+        None,
+    )
+    log: bool = opt("draw dots on logarithmic axes instead of bars (--plot)", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

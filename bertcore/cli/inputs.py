@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 from bertcore.arguments import DTYPES, printable
-from bertcore.cli.options import UNWRITABLE, Command, CommandError, File, Positive
+from bertcore.cli.options import UNWRITABLE, Command, CommandError, File, Positive, opt
 from bertcore.system import replace
 
 if TYPE_CHECKING:
@@ -29,48 +29,42 @@ Truncation = Annotated[str, ("warn", "error", "chunk", "cut")]
 
 
 class Model(Command):
-    """A command for a model.
-
-    Attributes:
-        model: folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for
-            all-MiniLM-L6-v2.
-    """
+    """A command for a model."""
 
     positions = ("model",)
     title = "Model"
 
-    model: File
+    model: File = opt(
+        "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for "
+        "all-MiniLM-L6-v2",
+    )
 
 
 class WithModel(Model):
-    """A command that loads a model.
-
-    Attributes:
-        dtype: dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`)
-            (default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32).
-    """
+    """A command that loads a model."""
 
     title = Model.title
 
-    dtype: Dtype = None
+    dtype: Dtype = opt(
+        "dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`) "
+        "(default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32)",
+        None,
+    )
 
 
 class Reading(WithModel):
-    """A command that passes texts to a model.
-
-    Attributes:
-        max_length: tokens of a text, or of a window (default: as published).
-        truncation: treatment of texts that are longer than the model accepts: warn cuts them with a warning, error
-            rejects them, chunk reads them whole in overlapping windows, cut cuts them silently.
-        batch_tokens: tokens computed at once; bounds the memory.
-    """
+    """A command that passes texts to a model."""
 
     title = WithModel.title
     spellings = ("--max-seq-length max_length",)
 
-    max_length: Positive | None = None
-    truncation: Truncation = "warn"
-    batch_tokens: Positive | None = None
+    max_length: Positive | None = opt("tokens of a text, or of a window (default: as published)", None)
+    truncation: Truncation = opt(
+        "treatment of texts that are longer than the model accepts: warn cuts them with a warning, error rejects "
+        "them, chunk reads them whole in overlapping windows, cut cuts them silently",
+        "warn",
+    )
+    batch_tokens: Positive | None = opt("tokens computed at once; bounds the memory", None)
 
     def loading_options(self, is_late: bool) -> dict[str, Any]:
         """Return the arguments of an encoder; a late-interaction encoder has a length of its own for documents."""
@@ -83,19 +77,16 @@ class Reading(WithModel):
 
 
 class TextsCommand(Model):
-    """A command that takes texts.
-
-    Attributes:
-        file: file of texts, one a line, or - for standard input, which is also read if nothing else is given.
-        text: a literal text instead of FILE; may be repeated.
-    """
+    """A command that takes texts."""
 
     positions = ("model", "file")
     spellings = ("--input file",)
     title = "Texts"
 
-    file: File | None = None
-    text: tuple[str, ...] = ()
+    file: File | None = opt(
+        "file of texts, one a line, or - for standard input, which is also read if nothing else is given", None
+    )
+    text: tuple[str, ...] = opt("a literal text instead of FILE; may be repeated", ())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -112,17 +103,12 @@ class TextsCommand(Model):
 
 
 class PairsCommand(TextsCommand):
-    """A command that takes texts or pairs of texts.
-
-    Attributes:
-        pairs: each text is a pair, with a tab between its two texts.
-        text_pair: the second text of a --text, in the same order; may be repeated.
-    """
+    """A command that takes texts or pairs of texts."""
 
     title = TextsCommand.title
 
-    pairs: bool = False
-    text_pair: tuple[str, ...] = ()
+    pairs: bool = opt("each text is a pair, with a tab between its two texts", False)
+    text_pair: tuple[str, ...] = opt("the second text of a --text, in the same order; may be repeated", ())
 
     def __post_init__(self) -> None:
         if self.text_pair and (len(self.text_pair) != len(self.text) or self.pairs):
@@ -230,18 +216,13 @@ def model_digest(folder: Path) -> str:
 
 
 class Output(Command):
-    """A command that writes its answers.
-
-    Attributes:
-        output: the file to write, or - for standard output.
-        json: write JSON, a line for each answer.
-    """
+    """A command that writes its answers."""
 
     title = "Output"
     spellings = ("-o output",)
 
-    output: File = "-"
-    json: bool = False
+    output: File = opt("the file to write, or - for standard output", "-")
+    json: bool = opt("write JSON, a line for each answer", False)
 
 
 def check_matplotlib(name: str) -> None:

@@ -1,8 +1,9 @@
-"""Turn a dataclass, its types and the texts of its docstring into a command with options.
+"""Turn a dataclass and its types into a command with options.
 
-A command is a dataclass derived from `Command`: a field is an option (or a position, if `positions` names it), the
-field's type says how its text is read, and the class's docstring describes the command, with the sections "Examples"
-and "Attributes". `settings_options` makes options of another dataclass's fields, such as those of TrainingArguments.
+A command is a dataclass derived from `Command`: a field is an option (or a position, if `positions` names it), its type
+says how its text is read, and `opt` gives its text in the help and its default. The class's docstring describes the
+command, with the section "Examples". `settings_options` makes options of another dataclass's fields, such as those of
+TrainingArguments, whose docstring has their texts in the section "Attributes".
 """
 
 import contextlib
@@ -90,15 +91,15 @@ File = Annotated[str, click.Path()]
 Words = Annotated[tuple[str, ...], SEVERAL]
 
 
+def opt(text: str, default: Any = dataclasses.MISSING) -> Any:
+    """Return the field of an option: its text in the help, and its default, without which it is required."""
+    return dataclasses.field(default=default, metadata={"text": text})
+
+
 @typing.dataclass_transform(kw_only_default=True)
 @dataclasses.dataclass(kw_only=True)
 class Command:
-    """A command of `bertcore`.
-
-    Attributes:
-        backend: compute by this backend (default: the variable BERTCORE_BACKEND, else auto, which is numba).
-        traceback: show where an error comes from (also BERTCORE_TRACEBACK=1).
-    """
+    """A command of `bertcore`."""
 
     positions: ClassVar[tuple[str, ...]] = ()
     spellings: ClassVar[tuple[str, ...]] = ()  # other spellings: "--OPTION FIELD"
@@ -107,8 +108,10 @@ class Command:
     needs: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHERS": those that it needs one of
     only_for: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHER VALUES": those of another option that it can be given with
 
-    backend: Annotated[str | None, BACKENDS] = None
-    traceback: bool = False
+    backend: Annotated[str | None, BACKENDS] = opt(
+        "compute by this backend (default: the variable BERTCORE_BACKEND, else auto, which is numba)", None
+    )
+    traceback: bool = opt("show where an error comes from (also BERTCORE_TRACEBACK=1)", False)
 
     def __init_subclass__(cls) -> None:
         dataclasses.dataclass(kw_only=True)(cls)
@@ -150,10 +153,10 @@ class Command:
     @classmethod
     def parameters(cls) -> list[click.Parameter]:
         fields = {field.name: field for field in dataclasses.fields(cls) if field.init}
-        hints, texts = typing.get_type_hints(cls, include_extras=True), texts_of(cls)
+        hints = typing.get_type_hints(cls, include_extras=True)
         names = [*cls.positions, *(name for name in fields if name not in cls.positions)]
         names = [name for name in names if _type(hints[name])[0] is not None]
-        made = [cls._parameter(fields[name], hints[name], texts.get(name, "")) for name in names]  # no texts in -OO
+        made = [cls._parameter(fields[name], hints[name]) for name in names]
         old = [(option, name) for option, name in cls.all_spellings().items() if name in cls.positions]
         return made + [click.Option([option, OLD + name], hidden=True, type=click.Path()) for option, name in old]
 
@@ -172,9 +175,11 @@ class Command:
         return name.upper() if name in cls.positions else "--" + name.replace("_", "-")
 
     @classmethod
-    def _parameter(cls, field: dataclasses.Field, hint: object, text: str) -> click.Parameter:
+    def _parameter(cls, field: dataclasses.Field, hint: object) -> click.Parameter:
         owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
         others = [spelling for spelling, name in cls.all_spellings().items() if name == field.name]
+        known = (each for each in cls.__mro__ if field.name in getattr(each, "__dataclass_fields__", ()))
+        text = next(filter(None, (each.__dataclass_fields__[field.name].metadata.get("text") for each in known)))
         if field.name not in cls.positions:
             return option(field.name, hint, field.default, text, others, "Options" if owner is cls else owner.title)
         kind, _, is_tuple, _ = _type(hint)
@@ -251,13 +256,11 @@ def _type(hint: Any) -> tuple[Any, bool, bool, tuple[Any, ...]]:
 
 
 def texts_of(described: type) -> dict[str, str]:
-    """Return {field: text} of the sections "Attributes" of a class and the classes it derives from."""
+    """Return {field: text} of the section "Attributes" of a class's docstring."""
     texts: dict[str, str] = {}
-    for each in reversed(described.__mro__):
-        body = sections(each.__dict__.get("__doc__") or "").get("Attributes", "")
-        for entry in re.split(r"\n(?=\S)", body):
-            names, _, text = entry.partition(":")
-            texts |= {name.strip(): " ".join(text.split()).rstrip(".") for name in names.split(",") if text}
+    for entry in re.split(r"\n(?=\S)", sections(described.__doc__ or "").get("Attributes", "")):
+        names, _, text = entry.partition(":")
+        texts |= {name.strip(): " ".join(text.split()).rstrip(".") for name in names.split(",") if text}
     return texts
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from bertcore.arguments import printable
 from bertcore.cli import inputs
 from bertcore.cli.inputs import Output, PairsCommand, Reading, TextsCommand, Truncation, model_folder
-from bertcore.cli.options import CommandError, File, LiteralText, Positive, Seed
+from bertcore.cli.options import CommandError, File, LiteralText, Positive, Seed, opt
 
 ENTITY_TASKS = {
     "EntityClassification": "entity-classification",
@@ -20,15 +20,11 @@ ENTITY_TASKS = {
 
 
 class Pipeline(TextsCommand, Reading, Output):
-    """A command that runs a pipeline.
-
-    Attributes:
-        stride: tokens that neighbouring windows share (--truncation chunk).
-    """
+    """A command that runs a pipeline."""
 
     title = Reading.title
 
-    stride: Seed | None = None
+    stride: Seed | None = opt("tokens that neighbouring windows share (--truncation chunk)", None)
 
     def given(self, *names: str) -> dict[str, Any]:
         """Return the arguments of the pipeline's calls from the command line."""
@@ -91,21 +87,17 @@ class Answer(Pipeline):
         bertcore answer squad/ "Who wrote the notes?" --text "Ada Lovelace wrote the notes in 1843."
         bertcore answer squad/ "Who wrote the notes?" book.txt --top-k 3
         bertcore answer squad2/ "Who wrote the notes?" book.txt --no-answer
-
-    Attributes:
-        question: the question.
-        file: file of one text, or - for standard input, which is also read if nothing else is given.
-        top_k: number of answers.
-        max_answer_len: tokens of an answer (default: 15).
-        no_answer: allow an empty answer, if the text has none.
     """
 
     positions = ("model", "question", "file")
 
-    question: LiteralText
-    top_k: Positive = 1
-    max_answer_len: Positive | None = None
-    no_answer: bool = False
+    question: LiteralText = opt("the question")
+    file: File | None = opt(
+        "file of one text, or - for standard input, which is also read if nothing else is given", None
+    )
+    top_k: Positive = opt("number of answers", 1)
+    max_answer_len: Positive | None = opt("tokens of an answer (default: 15)", None)
+    no_answer: bool = opt("allow an empty answer, if the text has none", False)
     truncation: Truncation = "chunk"
 
     def run(self) -> None:
@@ -163,29 +155,21 @@ class Classify(PairsCommand, Pipeline):
         bertcore classify mnli/ pairs.tsv --pairs --truncation chunk
         bertcore classify seed-1/ --ensemble seed-2/ --ensemble seed-3/ --vote hard < reviews.txt
         bertcore classify relations/ pairs.jsonl --json
-
-    Attributes:
-        top_k: classes of a text, the best first (default: 1).
-        labels: the classes, with commas between them, for a model of natural language inference.
-        template: the sentence for a class of --labels (default: "This example is {}.").
-        multi_label: several of --labels may be right.
-        calibration: file of `bertcore calibrate` that corrects the probabilities.
-        ensemble: another model that votes; may be repeated.
-        vote: way to vote with --ensemble (default: soft).
-        merge: how to merge the windows of a text with --truncation chunk (default: mean).
     """
 
     apart = ("ensemble top_k calibration", "labels pairs text_pair top_k ensemble calibration")
     needs = ("vote ensemble", "template labels", "multi_label labels")
 
-    top_k: Positive | None = None
-    labels: str | None = None
-    template: str | None = None
-    multi_label: bool = False
-    calibration: File | None = None
-    ensemble: tuple[File, ...] = ()
-    vote: Annotated[str | None, ("soft", "hard")] = None
-    merge: Annotated[str | None, ("mean", "max")] = None
+    top_k: Positive | None = opt("classes of a text, the best first (default: 1)", None)
+    labels: str | None = opt("the classes, with commas between them, for a model of natural language inference", None)
+    template: str | None = opt('the sentence for a class of --labels (default: "This example is {}.")', None)
+    multi_label: bool = opt("several of --labels may be right", False)
+    calibration: File | None = opt("file of `bertcore calibrate` that corrects the probabilities", None)
+    ensemble: tuple[File, ...] = opt("another model that votes; may be repeated", ())
+    vote: Annotated[str | None, ("soft", "hard")] = opt("way to vote with --ensemble (default: soft)", None)
+    merge: Annotated[str | None, ("mean", "max")] = opt(
+        "how to merge the windows of a text with --truncation chunk (default: mean)", None
+    )
 
     def run(self) -> None:
         from bertcore.checkpoint.files import HEAD_NAME
@@ -260,14 +244,10 @@ class FillMask(Pipeline):
         bertcore fill-mask bert-base-uncased/ --text "Paris is the [MASK] of France."
         bertcore fill-mask bert-base-uncased/ --text "[MASK] is the [MASK] of France." --top-k 3 --json
         bertcore fill-mask bert-base-uncased/ masked.txt --targets capital,centre
-
-    Attributes:
-        top_k: words for each mask.
-        targets: the words to choose from, with commas between them (default: all).
     """
 
-    top_k: Positive = 5
-    targets: str | None = None
+    top_k: Positive = opt("words for each mask", 5)
+    targets: str | None = opt("the words to choose from, with commas between them (default: all)", None)
     truncation: Truncation = "error"
 
     def run(self) -> None:
@@ -293,28 +273,20 @@ class Generate(Pipeline):
         bertcore generate gpt2/ --text "Once upon a time" --max-new-tokens 40 --seed 1
         bertcore generate gpt2/ --text "The capital of France is" --greedy --max-new-tokens 5
         bertcore generate gpt2/ beginnings.txt --beams 4 --count 2 --json
-
-    Attributes:
-        max_new_tokens: the most tokens to append (default: 256).
-        greedy: take the likeliest token each time.
-        beams: follow N continuations, and take the likeliest.
-        temperature: temperature of the probabilities; low ones draw likely tokens (default: 0.7).
-        top_k: draw from the N likeliest tokens.
-        top_p: draw from the fewest tokens whose probabilities sum to P.
-        count: continuations of each text (default: 1).
-        seed: seed of the random choices (default: a new one each time).
     """
 
     apart = ("greedy beams",)
 
-    max_new_tokens: Positive | None = None
-    greedy: bool = False
-    beams: Positive | None = None
-    temperature: float | None = None
-    top_k: Positive | None = None
-    top_p: float | None = None
-    count: Positive | None = None
-    seed: Seed | None = None
+    max_new_tokens: Positive | None = opt("the most tokens to append (default: 256)", None)
+    greedy: bool = opt("take the likeliest token each time", False)
+    beams: Positive | None = opt("follow N continuations, and take the likeliest", None)
+    temperature: float | None = opt(
+        "temperature of the probabilities; low ones draw likely tokens (default: 0.7)", None
+    )
+    top_k: Positive | None = opt("draw from the N likeliest tokens", None)
+    top_p: float | None = opt("draw from the fewest tokens whose probabilities sum to P", None)
+    count: Positive | None = opt("continuations of each text (default: 1)", None)
+    seed: Seed | None = opt("seed of the random choices (default: a new one each time)", None)
     truncation: Truncation = "error"
 
     def run(self) -> None:
@@ -344,25 +316,19 @@ class Tag(Pipeline):
         bertcore tag ner/ articles.txt --json --truncation chunk > entities.jsonl
         bertcore tag urchade/gliner_small-v2.1 articles.txt --labels "person, city, work of art"
         bertcore tag fastino/gliner2-base-v1 articles.txt --schema schema.json > found.jsonl
-
-    Attributes:
-        aggregation: how tokens are joined to entities; none gives the class of each token.
-        labels: the kinds of entities, with commas between them, for a GLiNER or GLiNER2 model.
-        schema: a JSON file that describes what to find, for a GLiNER2 model.
-        threshold: entities of --labels and spans of --schema have higher scores (default: 0.5).
-        nested: entities of --labels may be nested.
-        multi_label: entities may have several of --labels.
     """
 
     apart = ("labels aggregation max_length stride", "schema labels aggregation max_length stride")
     needs = ("threshold labels schema", "nested labels", "multi_label labels")
 
-    aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = "simple"
-    labels: str | None = None
-    schema: File | None = None
-    threshold: float | None = None
-    nested: bool = False
-    multi_label: bool = False
+    aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = opt(
+        "how tokens are joined to entities; none gives the class of each token", "simple"
+    )
+    labels: str | None = opt("the kinds of entities, with commas between them, for a GLiNER or GLiNER2 model", None)
+    schema: File | None = opt("a JSON file that describes what to find, for a GLiNER2 model", None)
+    threshold: float | None = opt("entities of --labels and spans of --schema have higher scores (default: 0.5)", None)
+    nested: bool = opt("entities of --labels may be nested", False)
+    multi_label: bool = opt("entities may have several of --labels", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()

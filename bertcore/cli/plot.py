@@ -21,7 +21,7 @@ from bertcore.cli.inputs import (
     some_texts,
     write_picture,
 )
-from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed
+from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed, opt
 from bertcore.models.architectures import class_for
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -46,25 +46,17 @@ class Explain(PairsCommand):
         bertcore explain sentiment/ --text "What a film."
         bertcore explain mnli/ --text "A cat sleeps." --text-pair "An animal is awake." --label contradiction
         bertcore explain sentiment/ reviews.txt --method rollout --json
-
-    Attributes:
-        model: folder or id of a model with a classifier of texts.
-        method: method of attribution.
-        label: the class, for gradients (default: the predicted class).
-        steps: steps of the integral, for gradients (default: 50).
-        max_length: tokens that are read (default: the model's).
-        truncation: treatment of a longer text.
-        json: print a JSON object for each text.
     """
 
     only_for = ("label method gradients", "steps method gradients")
 
-    method: Annotated[str, ("gradients", "rollout")] = "gradients"
-    label: str | None = None
-    steps: Positive | None = None
-    max_length: Positive | None = None
-    truncation: Annotated[str, ("error", "cut")] = "error"
-    json: bool = False
+    model: File = opt("folder or id of a model with a classifier of texts")
+    method: Annotated[str, ("gradients", "rollout")] = opt("method of attribution", "gradients")
+    label: str | None = opt("the class, for gradients (default: the predicted class)", None)
+    steps: Positive | None = opt("steps of the integral, for gradients (default: 50)", None)
+    max_length: Positive | None = opt("tokens that are read (default: the model's)", None)
+    truncation: Annotated[str, ("error", "cut")] = opt("treatment of a longer text", "error")
+    json: bool = opt("print a JSON object for each text", False)
 
     def run(self) -> None:
         from bertcore.tasks.pipelines import pipeline
@@ -141,40 +133,33 @@ class Plot(Command):
         bertcore plot curves run/log.jsonl -o curves.png
         bertcore plot embeddings demo texts.txt --labels labels.txt -o embeddings.png
         bertcore plot embeddings demo texts.txt --clusters 5 --method umap -o clusters.png
-
-    Attributes:
-        figure: the picture; see above.
-        inputs: MODEL and FILE; see above.
-        text: a literal text in place of FILE; may be repeated.
-        output: the file to write, *.png or *.svg.
-        layer: the layer, from 1 (default: all for attention, 1 for components).
-        head: the head, from 1 (default: all).
-        special_tokens: show [CLS], [SEP] and the like, for attention and components (default: yes).
-        epochs: number of epochs, for masking (default: 4).
-        temperatures: temperatures, with commas between them, for temperature (default: 1,2,4,8).
-        bins: number of bins, for calibration (default: 15).
-        labels: file of labels, one a line as the texts, which colour embeddings.
-        clusters: number of clusters made by k-means, which colour embeddings (needs scikit-learn).
-        method: projection of embeddings; umap needs umap-learn, tsne scikit-learn (default: pca).
     """
 
     positions = ("figure", "inputs")
     spellings = ("-o output",)
     only_for = tuple(f"{name} figure {figures}" for name, figures in ONLY_FOR.items())
 
-    figure: Annotated[str, tuple(FIGURES)]  # type: ignore[misc]
-    inputs: tuple[File, ...] = ()
-    text: tuple[str, ...] = ()
-    output: File
-    layer: Positive | None = None
-    head: Positive | None = None
-    special_tokens: bool | None = None
-    epochs: Positive | None = None
-    temperatures: Annotated[list[float] | None, TEMPERATURES] = None
-    bins: Positive | None = None
-    labels: File | None = None
-    clusters: Positive | None = None
-    method: Annotated[str | None, ("pca", "umap", "tsne")] = None
+    figure: Annotated[str, tuple(FIGURES)] = opt("the picture; see above")  # type: ignore[misc]
+    inputs: tuple[File, ...] = opt("MODEL and FILE; see above", ())
+    text: tuple[str, ...] = opt("a literal text in place of FILE; may be repeated", ())
+    output: File = opt("the file to write, *.png or *.svg")
+    layer: Positive | None = opt("the layer, from 1 (default: all for attention, 1 for components)", None)
+    head: Positive | None = opt("the head, from 1 (default: all)", None)
+    special_tokens: bool | None = opt(
+        "show [CLS], [SEP] and the like, for attention and components (default: yes)", None
+    )
+    epochs: Positive | None = opt("number of epochs, for masking (default: 4)", None)
+    temperatures: Annotated[list[float] | None, TEMPERATURES] = opt(
+        "temperatures, with commas between them, for temperature (default: 1,2,4,8)", None
+    )
+    bins: Positive | None = opt("number of bins, for calibration (default: 15)", None)
+    labels: File | None = opt("file of labels, one a line as the texts, which colour embeddings", None)
+    clusters: Positive | None = opt(
+        "number of clusters made by k-means, which colour embeddings (needs scikit-learn)", None
+    )
+    method: Annotated[str | None, ("pca", "umap", "tsne")] = opt(
+        "projection of embeddings; umap needs umap-learn, tsne scikit-learn (default: pca)", None
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,15 +251,11 @@ class Preview(TextsCommand):
     Examples:
         bertcore preview bert-base-uncased/ --text "The cat sat on the mat and looked at the embeddings."
         bertcore preview demo texts.txt --epochs 5
-
-    Attributes:
-        model: folder or id of a tokenizer, with or without a model.
-        epochs: epochs of each objective.
-        seed: seed of the random choices.
     """
 
-    epochs: Positive = 3
-    seed: Seed = 0
+    model: File = opt("folder or id of a tokenizer, with or without a model")
+    epochs: Positive = opt("epochs of each objective", 3)
+    seed: Seed = opt("seed of the random choices", 0)
 
     def run(self) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_folder(self.model, "tokenizer"))

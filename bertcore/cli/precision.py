@@ -8,7 +8,7 @@ from typing import Annotated
 
 from bertcore.arguments import INT8
 from bertcore.cli.inputs import Model, TextsCommand, model_folder, some_texts, texts_from
-from bertcore.cli.options import SEVERAL, CommandError, File
+from bertcore.cli.options import SEVERAL, CommandError, File, opt
 from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
 LOW = ("bfloat16", *INT8)
@@ -36,16 +36,12 @@ class Precision(TextsCommand):
     Examples:
         bertcore precision demo < texts.txt
         bertcore precision bert-base-uncased/ texts.txt --dtype int8 --json
-
-    Attributes:
-        dtype: the dtypes to compare.
-        json: print one JSON object.
     """
 
     spellings = ("--texts file",)
 
-    dtype: Annotated[tuple[str, ...], LOW, SEVERAL] = LOW[:2]
-    json: bool = False
+    dtype: Annotated[tuple[str, ...], LOW, SEVERAL] = opt("the dtypes to compare", LOW[:2])
+    json: bool = opt("print one JSON object", False)
 
     def run(self) -> None:
         folder = model_folder(self.model)
@@ -90,21 +86,15 @@ class Quantize(Model):
         bertcore quantize demo all-MiniLM-L6-v2-int8/
         bertcore quantize demo all-MiniLM-L6-v2-int8/ --calibrate texts.txt
         bertcore quantize bert-base-uncased/ bert-base-bf16/ --dtype bfloat16
-
-    Attributes:
-        folder: the folder to write: a new or an empty one.
-        dtype: the dtype to write.
-        calibrate: file of sample texts, one a line, or - for standard input.
-        text: a literal sample text instead of --calibrate; may be repeated.
     """
 
     positions = ("model", "folder")
     apart = ("calibrate text",)
 
-    folder: File
-    dtype: Annotated[str, (*INT8, "bfloat16")] = "int8"
-    calibrate: File | None = None
-    text: tuple[str, ...] = ()
+    folder: File = opt("the folder to write: a new or an empty one")
+    dtype: Annotated[str, (*INT8, "bfloat16")] = opt("the dtype to write", "int8")
+    calibrate: File | None = opt("file of sample texts, one a line, or - for standard input", None)
+    text: tuple[str, ...] = opt("a literal sample text instead of --calibrate; may be repeated", ())
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,18 +126,17 @@ class Export(Model):
     Examples:
         bertcore export demo all-MiniLM-L6-v2.gguf --format gguf --precision q8_0
         bertcore export demo all-MiniLM-L6-v2-onnx/ --format onnx
-
-    Attributes:
-        target: the file or the folder to write.
-        format: the format (default: gguf for a file that ends so, else onnx).
-        precision: of a GGUF file's weights, as llama.cpp spells it (default: q8_0).
     """
 
     positions = ("model", "target")
 
-    target: File
-    format: Annotated[str | None, ("gguf", "onnx")] = None
-    precision: Annotated[str | None, PRECISIONS] = None
+    target: File = opt("the file or the folder to write")
+    format: Annotated[str | None, ("gguf", "onnx")] = opt(
+        "the format (default: gguf for a file that ends so, else onnx)", None
+    )
+    precision: Annotated[str | None, PRECISIONS] = opt(
+        "of a GGUF file's weights, as llama.cpp spells it (default: q8_0)", None
+    )
 
     def run(self) -> None:
         target = Path(self.target)

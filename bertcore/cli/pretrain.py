@@ -9,7 +9,7 @@ import bertcore
 from bertcore.checkpoint.files import read_json_object
 from bertcore.cli import training
 from bertcore.cli.inputs import model_folder
-from bertcore.cli.options import Above0, CommandError, File, Positive, Share
+from bertcore.cli.options import Above0, CommandError, File, Positive, Share, opt
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import PRESETS, preset_config
 from bertcore.tokenization import AutoTokenizer, Tokenizer, train_tokenizer
@@ -62,23 +62,6 @@ class Pretrain(training.Data, training.Adapters):
         bertcore pretrain corpus/ --out my-bert/ --max-seconds 480
         bertcore pretrain *.jsonl.gz --column body --model roberta-base --tokenizer roberta-base/ --out my-roberta/
         bertcore pretrain law.txt --model bert-base-uncased/ --out law-bert/ --max-steps 10000
-
-    Attributes:
-        corpus: files or folders of texts, or - for standard input.
-        model: a preset, config file or checkpoint; see above.
-        objective: the objective; see above.
-        mask: the unit that is masked together (default: token; span for mlm+sbo).
-        mask_share: share of tokens to mask (default: 0.15; for plm a sixth, which are predicted).
-        generator_size: size of the generator for rtd, as a share of the model's widths (ELECTRA, default: 0.25) or
-            of its layers (other families, default: 0.5).
-        embeddings: embeddings of both models for rtd (default: tied).
-        generator: folder of a published generator to train on with MODEL, its discriminator, for rtd.
-        column: column of the texts in JSON or tables.
-        pair_column: column of the translations for tlm (default: text_pair).
-        language: language code of the sentences for mlm+nsp and mlm+sop (default: en).
-        tokenizer: folder of the tokenizer of a new model (default: learned from CORPUS).
-        vocab_size: vocabulary size of a tokenizer to learn (default: the model's).
-        held_out: share of CORPUS to measure the model with.
     """
 
     positions = ("corpus",)
@@ -86,20 +69,30 @@ class Pretrain(training.Data, training.Adapters):
     defaults: ClassVar[Mapping[str, Any]] = {"num_train_epochs": 1.0, "per_device_train_batch_size": 32}
     shown_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": "5e-4; 5e-5 for a checkpoint"}
 
-    corpus: tuple[File, ...]
-    model: File = "mini-bert"
-    objective: Annotated[str, OBJECTIVES] = "mlm"
-    mask: Annotated[str | None, UNITS] = None
-    mask_share: Share | None = None
-    generator_size: Above0 | None = None
-    embeddings: Annotated[str | None, EMBEDDINGS] = None
-    generator: File | None = None
-    column: str = "text"
-    pair_column: str | None = None
-    language: str | None = None
-    tokenizer: File | None = None
-    vocab_size: Positive | None = None
-    held_out: Share = 0.01
+    corpus: tuple[File, ...] = opt("files or folders of texts, or - for standard input")
+    model: File = opt("a preset, config file or checkpoint; see above", "mini-bert")
+    objective: Annotated[str, OBJECTIVES] = opt("the objective; see above", "mlm")
+    mask: Annotated[str | None, UNITS] = opt(
+        "the unit that is masked together (default: token; span for mlm+sbo)", None
+    )
+    mask_share: Share | None = opt(
+        "share of tokens to mask (default: 0.15; for plm a sixth, which are predicted)", None
+    )
+    generator_size: Above0 | None = opt(
+        "size of the generator for rtd, as a share of the model's widths (ELECTRA, default: 0.25) or of its layers "
+        "(other families, default: 0.5)",
+        None,
+    )
+    embeddings: Annotated[str | None, EMBEDDINGS] = opt("embeddings of both models for rtd (default: tied)", None)
+    generator: File | None = opt(
+        "folder of a published generator to train on with MODEL, its discriminator, for rtd", None
+    )
+    column: str = opt("column of the texts in JSON or tables", "text")
+    pair_column: str | None = opt("column of the translations for tlm (default: text_pair)", None)
+    language: str | None = opt("language code of the sentences for mlm+nsp and mlm+sop (default: en)", None)
+    tokenizer: File | None = opt("folder of the tokenizer of a new model (default: learned from CORPUS)", None)
+    vocab_size: Positive | None = opt("vocabulary size of a tokenizer to learn (default: the model's)", None)
+    held_out: Share = opt("share of CORPUS to measure the model with", 0.01)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,23 +15,18 @@ from typing import Annotated, Any
 import bertcore
 from bertcore.cli import inputs
 from bertcore.cli.inputs import Reading, TextsCommand, model_folder
-from bertcore.cli.options import CommandError, File, LiteralText, Positive
+from bertcore.cli.options import CommandError, File, LiteralText, Positive, opt
 
 DIGEST = "model_sha256"  # of the metadata of an index
 
 
 class Corpus(Reading):
-    """A command that embeds a corpus.
-
-    Attributes:
-        corpus: file of texts, one a line, or - for standard input; left out with --text.
-        text: a literal text instead of CORPUS; may be repeated.
-    """
+    """A command that embeds a corpus."""
 
     title = Reading.title
 
-    corpus: File | None = None
-    text: tuple[str, ...] = ()
+    corpus: File | None = opt("file of texts, one a line, or - for standard input; left out with --text", None)
+    text: tuple[str, ...] = opt("a literal text instead of CORPUS; may be repeated", ())
 
     def lines(self, stack: contextlib.ExitStack) -> Iterator[str]:
         """Return the texts of the corpus as they come, while `stack` is open; CommandError if there are none."""
@@ -56,22 +51,20 @@ class Index(Corpus):
         bertcore search demo --index notes/ "how do cats sleep"
         bertcore index demo more.txt -o notes/ --add
         bertcore index all-MiniLM-L6-v2/ corpus.txt --precision binary --rescore-precision float16 -o small/
-
-    Attributes:
-        output: the folder.
-        precision: form of the vectors that are searched (default: float32).
-        rescore_precision: form of the vectors that rescore the best (default: int8 for binary, else none).
-        add: add to the index in the folder.
     """
 
     positions = ("model", "corpus")
     spellings = ("-o output",)
     apart = ("add precision rescore_precision",)
 
-    output: File
-    precision: Annotated[str | None, ("float32", "float16", "int8", "binary")] = None
-    rescore_precision: Annotated[str | None, ("float32", "float16", "int8", "none")] = None
-    add: bool = False
+    output: File = opt("the folder")
+    precision: Annotated[str | None, ("float32", "float16", "int8", "binary")] = opt(
+        "form of the vectors that are searched (default: float32)", None
+    )
+    rescore_precision: Annotated[str | None, ("float32", "float16", "int8", "none")] = opt(
+        "form of the vectors that rescore the best (default: int8 for binary, else none)", None
+    )
+    add: bool = opt("add to the index in the folder", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -151,30 +144,24 @@ class Search(Corpus):
         bertcore search colbertv2.0/ corpus.txt "how do cats sleep"
         bertcore search splade-v3/ corpus.txt "how do cats sleep"
         bertcore search demo --index notes/ "how do cats sleep"
-
-    Attributes:
-        query: the text to search for; left out with --queries.
-        queries: file of texts to search for, or - for standard input.
-        index: folder of an index instead of CORPUS; may be repeated for the shards of one corpus.
-        rescore_multiplier: how many times --top-k texts are rescored, with an index of int8 or binary (default: 4, or
-            64 for binary).
-        top_k: lines for each query.
-        late: score by token vectors, even if the model is primarily a sentence encoder (BGE-M3).
-        sparse: score by sparse vectors, even with a plain masked language model (SPLADE).
-        json: print JSON lines.
     """
 
     positions = ("model", "corpus", "query")
     apart = ("late sparse", "index late sparse")
 
-    query: LiteralText | None = None
-    queries: File | None = None
-    index: tuple[str, ...] = ()
-    rescore_multiplier: Positive | None = None
-    top_k: Positive = 10
-    late: bool = False
-    sparse: bool = False
-    json: bool = False
+    query: LiteralText | None = opt("the text to search for; left out with --queries", None)
+    queries: File | None = opt("file of texts to search for, or - for standard input", None)
+    index: tuple[str, ...] = opt(
+        "folder of an index instead of CORPUS; may be repeated for the shards of one corpus", ()
+    )
+    rescore_multiplier: Positive | None = opt(
+        "how many times --top-k texts are rescored, with an index of int8 or binary (default: 4, or 64 for binary)",
+        None,
+    )
+    top_k: Positive = opt("lines for each query", 10)
+    late: bool = opt("score by token vectors, even if the model is primarily a sentence encoder (BGE-M3)", False)
+    sparse: bool = opt("score by sparse vectors, even with a plain masked language model (SPLADE)", False)
+    json: bool = opt("print JSON lines", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -258,18 +245,13 @@ class Rerank(TextsCommand, Reading):
     Examples:
         bertcore rerank ms-marco-MiniLM-L6-v2/ "How many people live in Berlin?" texts.txt --top-k 3
         bertcore rerank reranker/ "what is a cat" --json < texts.txt
-
-    Attributes:
-        query: the text that the others should answer.
-        top_k: number of texts to show (default: all).
-        json: print JSON lines.
     """
 
     positions = ("model", "query", "file")
 
-    query: LiteralText
-    top_k: Positive | None = None
-    json: bool = False
+    query: LiteralText = opt("the text that the others should answer")
+    top_k: Positive | None = opt("number of texts to show (default: all)", None)
+    json: bool = opt("print JSON lines", False)
 
     def run(self) -> None:
         from bertcore.tasks.loading import kind_of

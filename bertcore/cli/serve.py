@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import click
 
 from bertcore.cli.inputs import Dtype
-from bertcore.cli.options import Command, CommandError, File, Kind, Positive, between, settings_options
+from bertcore.cli.options import Command, CommandError, File, Kind, Positive, between, opt, settings_options
 from bertcore.serving.requests import ServerSettings
 
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
@@ -37,31 +37,31 @@ class Serve(Command):
         bertcore serve demo
         bertcore serve all-MiniLM-L6-v2/ ms-marco-MiniLM-L6-v2/ --host 0.0.0.0 --port 8000
         curl localhost:8080/embed --json '{"inputs": ["one text", "or many"]}'
-
-    Attributes:
-        models: folders of models, their ids on the Hugging Face hub, or demo.
-        host: address to listen on.
-        port: port to listen on; 0 is any free one.
-        dtype: dtype of the weights (default: the dtype of a quantized checkpoint, else float32).
-        graceful_timeout: seconds that requests have to finish when the server is stopped.
-        allowed_host: allowed value of the header Host, besides localhost, or "*" for any; may be repeated (default:
-            any, unless host is a loopback address).
-        cors_origin: origin whose pages may call the server, such as https://example.com, or "*"; may be repeated.
-        log_level: minimum level of log messages; info logs each request.
-        log_format: format of the log, lines of text or JSON. Texts and keys are never logged.
     """
 
     positions = ("models",)
 
-    models: tuple[File, ...]
-    host: str = "127.0.0.1"
-    port: Annotated[int, Kind(between(int, 0, 65536), "a port, 0 to 65535", "PORT")] = 8080
-    dtype: Dtype = None
-    graceful_timeout: Positive = 30
-    allowed_host: tuple[str, ...] = ()
-    cors_origin: tuple[str, ...] = ()
-    log_level: Annotated[str, ("debug", "info", "warning", "error")] = "info"
-    log_format: Annotated[str, ("plain", "json")] = "plain"
+    models: tuple[File, ...] = opt("folders of models, their ids on the Hugging Face hub, or demo")
+    host: str = opt("address to listen on", "127.0.0.1")
+    port: Annotated[int, Kind(between(int, 0, 65536), "a port, 0 to 65535", "PORT")] = opt(
+        "port to listen on; 0 is any free one", 8080
+    )
+    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)", None)
+    graceful_timeout: Positive = opt("seconds that requests have to finish when the server is stopped", 30)
+    allowed_host: tuple[str, ...] = opt(
+        'allowed value of the header Host, besides localhost, or "*" for any; may be repeated (default: any, unless '
+        "host is a loopback address)",
+        (),
+    )
+    cors_origin: tuple[str, ...] = opt(
+        'origin whose pages may call the server, such as https://example.com, or "*"; may be repeated', ()
+    )
+    log_level: Annotated[str, ("debug", "info", "warning", "error")] = opt(
+        "minimum level of log messages; info logs each request", "info"
+    )
+    log_format: Annotated[str, ("plain", "json")] = opt(
+        "format of the log, lines of text or JSON. Texts and keys are never logged", "plain"
+    )
     settings: dict[str, Any] = field(default_factory=dict)  # of ServerSettings
 
     @classmethod

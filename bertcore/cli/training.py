@@ -19,7 +19,7 @@ import click
 
 from bertcore.arguments import printable
 from bertcore.checkpoint.files import read_json_object, remove_abandoned
-from bertcore.cli.options import Command, CommandError, File, Positive, Words, settings_options
+from bertcore.cli.options import Command, CommandError, File, Positive, Words, opt, settings_options
 from bertcore.cli.reports import write_reports
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, checkpoints
@@ -52,39 +52,32 @@ PATHS = {"model", "generator", "teacher", "student", "tokenizer"}
 
 
 class Data(Command):
-    """A command that reads data to learn from.
-
-    Attributes:
-        skip_malformed: leave out lines that cannot be read, and list them.
-    """
+    """A command that reads data to learn from."""
 
     title = "Data"
 
-    skip_malformed: bool = False
+    skip_malformed: bool = opt("leave out lines that cannot be read, and list them", False)
 
     def records(self, paths: Sequence[str]) -> Records:
         return Records(list(paths), on_malformed="skip" if self.skip_malformed else "error")
 
 
 class Training(Command):
-    """A command that trains.
-
-    Attributes:
-        out: the folder to write the model to: a new or an empty one.
-        max_length: tokens of an example (default: the model's, but not more than is usual for the task).
-        early_stopping: measure the loss at each checkpoint, stop after N without improvement, and keep the best model.
-        resume: continue from the last checkpoint in the --out folder.
-    """
+    """A command that trains."""
 
     title = "Training"
     defaults: ClassVar[Mapping[str, Any]] = {}  # of the settings
     shown_defaults: ClassVar[Mapping[str, str]] = {}  # in the help, for those that depend on other options
     keep_checkpoints = True  # after the last step; finetune has an option
 
-    out: File
-    max_length: Positive | None = None
-    early_stopping: Positive | None = None
-    resume: bool = False
+    out: File = opt("the folder to write the model to: a new or an empty one")
+    max_length: Positive | None = opt(
+        "tokens of an example (default: the model's, but not more than is usual for the task)", None
+    )
+    early_stopping: Positive | None = opt(
+        "measure the loss at each checkpoint, stop after N without improvement, and keep the best model", None
+    )
+    resume: bool = opt("continue from the last checkpoint in the --out folder", False)
     settings: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -243,18 +236,17 @@ class Training(Command):
 
 
 class Adapters(Training):
-    """A command that trains a model or its adapters.
-
-    Attributes:
-        lora: train adapters of this rank, and a new head; they are saved in FOLDER/adapter and merged into the model.
-        lora_targets: the linear layers that get an adapter, such as query value (default: all linear layers).
-    """
+    """A command that trains a model or its adapters."""
 
     title = "Adapters"
     needs = ("lora_targets lora",)
 
-    lora: Positive | None = None
-    lora_targets: Words = ()
+    lora: Positive | None = opt(
+        "train adapters of this rank, and a new head; they are saved in FOLDER/adapter and merged into the model", None
+    )
+    lora_targets: Words = opt(
+        "the linear layers that get an adapter, such as query value (default: all linear layers)", ()
+    )
 
     def with_adapters(self, model: Any, task: str | None = None) -> Any:
         """Return `model` with the adapters of --lora, or `model` itself without that option."""
