@@ -28,8 +28,6 @@ class Evaluate(WithModel):
         bertcore evaluate splade/ --queries questions.txt --corpus pages.txt --qrels answers.txt --json
     """
 
-    title = WithModel.title
-
     queries: File = opt("file of queries")
     corpus: File = opt("file or folder of documents")
     qrels: File = opt("file of the documents that answer each query")

@@ -54,7 +54,6 @@ ONLY_FOR = {  # the tasks that use an option
 class LabelledData(Data):
     """A command that reads labelled data."""
 
-    title = "Data"
     task: ClassVar[str]
 
     data: tuple[File, ...] = opt("files or folders of labelled data")
@@ -92,7 +91,6 @@ class LabelledData(Data):
 class Labels(LabelledData):
     """A command that learns labels."""
 
-    title = LabelledData.title
     defaults: ClassVar[Mapping[str, Any]] = USUAL
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = opt(

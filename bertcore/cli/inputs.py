@@ -43,8 +43,6 @@ class Model(Command):
 class WithModel(Model):
     """A command that loads a model."""
 
-    title = Model.title
-
     dtype: Dtype = opt(
         "dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`) "
         "(default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32)",
@@ -55,7 +53,6 @@ class WithModel(Model):
 class Reading(WithModel):
     """A command that passes texts to a model."""
 
-    title = WithModel.title
     spellings = ("--max-seq-length max_length",)
 
     max_length: Positive | None = opt("tokens of a text, or of a window (default: as published)", None)
@@ -104,8 +101,6 @@ class TextsCommand(Model):
 
 class PairsCommand(TextsCommand):
     """A command that takes texts or pairs of texts."""
-
-    title = TextsCommand.title
 
     pairs: bool = opt("each text is a pair, with a tab between its two texts", False)
     text_pair: tuple[str, ...] = opt("the second text of a --text, in the same order; may be repeated", ())

@@ -23,8 +23,6 @@ DIGEST = "model_sha256"  # of the metadata of an index
 class Corpus(Reading):
     """A command that embeds a corpus."""
 
-    title = Reading.title
-
     corpus: File | None = opt("file of texts, one a line, or - for standard input; left out with --text", None)
     text: tuple[str, ...] = opt("a literal text instead of CORPUS; may be repeated", ())
 

@@ -39,37 +39,25 @@ class PieceChanges:
 class TokenizerFamily:
     """One family's tokenizer.
 
-    Attributes:
-        model: the builder that reads the vocabulary files: "word_piece" | "byte_bpe" | "unigram".
-        vocabulary_files: the files that replace a missing tokenizer.json.
-        special_tokens: in the order in which those that the vocabulary lacks are added.
-        single, pair: the special tokens around one text and around two: names of special tokens, $A and $B, each with
-            its token type (0 by default). An empty `single`: the settings add_bos_token and add_eos_token decide.
-        trims_offsets: offsets leave out the space that belongs to a byte-level token.
-        offsets_count_prefix: offsets are trimmed as if a space had been put before every text.
-        normalization: the steps of `builders.NORMALIZERS`, in order.
-        pieces: changes to the pieces of a SentencePiece file.
-        splits_at_spaces: texts are split at white space before a SentencePiece model sees them.
-        defaults: settings that are not the same for all families.
-        cleans_up_bpe: clean_up_tokenization_spaces is obeyed; for other byte-level BPE transformers ignores it.
-        entities: the tokenizer takes entities beside the text.
+    `single` and `pair` have the special tokens around one text and around two: names of special tokens, $A and $B, each
+    with its token type (0 by default). An empty `single`: the settings add_bos_token and add_eos_token decide.
     """
 
-    model: str
-    vocabulary_files: tuple[str, ...]
-    special_tokens: Mapping[str, str | AddedTokenSettings]
+    model: str  # the builder that reads the vocabulary files: "word_piece" | "byte_bpe" | "unigram"
+    vocabulary_files: tuple[str, ...]  # replace a missing tokenizer.json
+    special_tokens: Mapping[str, str | AddedTokenSettings]  # those that the vocabulary lacks are added in this order
     single: str = "cls_token $A sep_token"
     pair: str = "cls_token $A sep_token $B:1 sep_token:1"
     input_names: tuple[str, ...] = NO_TYPES
     padding_side: str = "right"
-    trims_offsets: bool = False
-    offsets_count_prefix: bool = False
-    normalization: tuple[str, ...] = ()
+    trims_offsets: bool = False  # offsets leave out the space that belongs to a byte-level token
+    offsets_count_prefix: bool = False  # offsets are trimmed as if a space had been put before every text
+    normalization: tuple[str, ...] = ()  # the steps of `builders.NORMALIZERS`, in order
     pieces: PieceChanges = field(default_factory=PieceChanges)
-    splits_at_spaces: bool = True
-    defaults: Mapping[str, bool] = field(default_factory=dict)
-    cleans_up_bpe: bool = False
-    entities: bool = False
+    splits_at_spaces: bool = True  # texts are split at white space before a SentencePiece model sees them
+    defaults: Mapping[str, bool] = field(default_factory=dict)  # settings that are not the same for all families
+    cleans_up_bpe: bool = False  # clean_up_tokenization_spaces counts; transformers ignores it for other byte-level BPE
+    entities: bool = False  # the tokenizer takes entities beside the text
 
 
 # In the order in which transformers adds those that a vocabulary lacks.

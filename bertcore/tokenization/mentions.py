@@ -279,17 +279,14 @@ def split_words(text: str) -> Iterator[tuple[int, int]]:
 class PromptedText:
     """A text behind its labels as token ids.
 
-    Attributes:
-        words_mask: 1, 2, ... at the token whose state stands for the first word read, the second one, ...; else 0.
-        words: the numbers of the text's words: first those that were read, then those that were not, because they have
-            no tokens (control characters) or lie beyond the model's limit.
-        was_cut: whether there were more words.
+    `words` has the numbers of the text's words: first those that were read, then those that were not, because they have
+    no tokens (control characters) or lie beyond the model's limit.
     """
 
     input_ids: list[int]
-    words_mask: list[int]
+    words_mask: list[int]  # 1, 2, ... at the token whose state stands for the first word read, the second one, ...
     words: list[int]
-    was_cut: bool
+    was_cut: bool  # there were more words
 
     def __len__(self) -> int:
         return len(self.input_ids)

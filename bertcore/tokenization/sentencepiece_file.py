@@ -41,22 +41,14 @@ class WireError(ValueError):
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """The contents of a model file.
+    """The contents of a model file."""
 
-    Attributes:
-        pieces: (piece, score) in the order of their ids.
-        symbols: pieces that are matched in the text as they stand, with True for special ones (control symbols).
-        charsmap: the character map applied to the text first, in SentencePiece's compiled form; empty for none.
-        add_dummy_prefix: a space is put before the text.
-        byte_fallback: unknown characters become the pieces of their bytes.
-    """
-
-    pieces: tuple[tuple[str, float], ...]
-    symbols: tuple[tuple[str, bool], ...]
+    pieces: tuple[tuple[str, float], ...]  # (piece, score) in the order of their ids
+    symbols: tuple[tuple[str, bool], ...]  # pieces that are matched in the text as they stand; True: control symbols
     unknown: str
-    charsmap: bytes = b""
-    add_dummy_prefix: bool = True
-    byte_fallback: bool = False
+    charsmap: bytes = b""  # the character map applied to the text first, in SentencePiece's compiled form
+    add_dummy_prefix: bool = True  # a space is put before the text
+    byte_fallback: bool = False  # unknown characters become the pieces of their bytes
 
 
 def read_sentencepiece(file: Path) -> SentencePieceModel:

@@ -52,31 +52,20 @@ def naming_files(folder: Path, given: Collection[str]) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """A tokenizer's settings, under transformers' names.
+    """A tokenizer's settings, under transformers' names: those that the files state, or that the caller gave."""
 
-    Attributes:
-        tokenizer_class: without the ending "Fast"; "" if no file states it and config.json has no known model_type.
-        special_tokens: the named special tokens ("mask_token", ...) that the files state.
-        extra_special_tokens: further special tokens, which have no name.
-        added_tokens: tokens with their ids, beyond the vocabulary file.
-        options: the settings of `OPTIONS` that the files state.
-        padding_side, model_input_names: None if the family decides.
-        entities: the settings of `ENTITY_SETTINGS` that the files state.
-        overridden: the settings that the caller gave.
-    """
-
-    tokenizer_class: str = ""
-    special_tokens: Mapping[str, AddedTokenSettings] = field(default_factory=dict)
-    extra_special_tokens: tuple[AddedTokenSettings, ...] = ()
-    added_tokens: Mapping[int, AddedTokenSettings] = field(default_factory=dict)
-    options: Mapping[str, bool | None] = field(default_factory=dict)
+    tokenizer_class: str = ""  # without the ending "Fast"; "" if no file states it and the model_type is unknown
+    special_tokens: Mapping[str, AddedTokenSettings] = field(default_factory=dict)  # with names ("mask_token", ...)
+    extra_special_tokens: tuple[AddedTokenSettings, ...] = ()  # without names
+    added_tokens: Mapping[int, AddedTokenSettings] = field(default_factory=dict)  # by id, beyond the vocabulary file
+    options: Mapping[str, bool | None] = field(default_factory=dict)  # of `OPTIONS`
     model_max_length: int = UNKNOWN_LENGTH
-    padding_side: str | None = None
+    padding_side: str | None = None  # None: the family decides
     truncation_side: str = "right"
     pad_token_type_id: int = 0
-    model_input_names: tuple[str, ...] | None = None
-    entities: Mapping[str, Any] = field(default_factory=dict)
-    overridden: frozenset[str] = frozenset()
+    model_input_names: tuple[str, ...] | None = None  # None: the family decides
+    entities: Mapping[str, Any] = field(default_factory=dict)  # of `ENTITY_SETTINGS`
+    overridden: frozenset[str] = frozenset()  # the names of those that the caller gave
 
     def option(self, name: str, family: TokenizerFamily) -> bool | None:
         """Return the setting `name` of `OPTIONS`: the files' value, else the family's default, else None."""
