@@ -82,11 +82,8 @@ def with_dtype(
 ) -> dict[str, Any]:
     """Return the config for a checkpoint of a model of `dtype`; the reverse of `split_dtype`.
 
-    Args:
-        config: the model's config.
-        dtype: the model's dtype.
-        unquantized: the names of linear layers that an int8 checkpoint keeps in floating point.
-        smoothed: True if an int8 checkpoint has input scales.
+    For int8, `unquantized` names the linear layers that stay in floating point, and `smoothed` says if there are input
+    scales.
     """
     if dtype == "bfloat16":
         rest = {key: value for key, value in config.items() if key != "torch_dtype"}  # the older name of "dtype"

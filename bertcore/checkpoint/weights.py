@@ -155,12 +155,7 @@ class Adapters:
 
 
 class RenamedCheckpoint(Checkpoint):
-    """A checkpoint under other names; a tensor of several parts has their rows one below the other.
-
-    Args:
-        checkpoint: the opened file.
-        parts: name -> the file's names of its parts.
-    """
+    """A checkpoint under other names, each with the file's names of its parts, whose rows are one below the other."""
 
     def __init__(self, checkpoint: Checkpoint, parts: Mapping[str, Sequence[str]]):
         self.source, self.metadata = checkpoint.source, checkpoint.metadata
@@ -187,12 +182,8 @@ class AdaptedCheckpoint(Checkpoint):
 
     For an adapted weight of (rows, columns) a file has NAME.parametrizations.weight.original and two stacks of factors:
     NAME.parametrizations.weight.0.lora_A (adapters, rank, columns) and lora_B (adapters, rows, rank). In embedding
-    tables lora_A has the rows. This is PyTorch's form of parametrized weights.
-
-    Args:
-        checkpoint: the opened file.
-        adapter: the index of the adapter; None reads the original weights.
-        scale: as in `Adapters`.
+    tables lora_A has the rows. This is PyTorch's form of parametrized weights. `adapter` is the number of the adapter;
+    None reads the original weights.
 
     Raises CheckpointError, naming the tensor, for a missing adapter and for factors that do not fit.
     """
@@ -236,9 +227,7 @@ class AdaptedCheckpoint(Checkpoint):
 class PeftCheckpoint(Checkpoint):
     """A checkpoint whose weights have a low-rank adapter added, which the library PEFT wrote into a folder.
 
-    Args:
-        checkpoint: the opened file; names may have the prefix "model." there and not in the adapter, or the reverse.
-        folder: has adapter_config.json and adapter_model.safetensors.
+    Names may have the prefix "model." in the checkpoint and not in the adapter, or the reverse.
 
     Raises CheckpointError, naming the file, for missing or damaged files, another kind of adapter, and tensors that do
     not fit.

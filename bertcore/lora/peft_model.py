@@ -60,10 +60,8 @@ class LowRankAdapter(Block):
         scale: the factor of the products.
         dropout: the dropout rate of the products' input in training, the same elements for tensors of one joined map.
 
-    Attributes:
-        names, scale, dropout: as given.
-        down: (rank, in_features) of each name, joined; initially uniform within 1 / sqrt(in_features).
-        up: (out_features, rank) of each name, joined; initially zero, so that the map does not change.
+    `down` is (rank, in_features) of each name, joined, initially uniform within 1 / sqrt(in_features); `up` is
+    (out_features, rank), initially zero, so that the map does not change.
     """
 
     def __init__(self, weight: Parameter, names: Sequence[str], *, rank: int, scale: float, dropout: float):

@@ -97,13 +97,10 @@ class ServedModel:
         kind: a key of `WHAT`.
         kinds: the kinds that requests may use it as: its own; a masked language model also embeds, and
             a GLiNER2 model also takes schemas; static embeddings with a head classify, too.
-        longest_token: the most bytes that a token adds to a text.
         engine: the SentenceEncoder, MultiVectorEncoder, SparseEncoder, CrossEncoder or Pipeline.
         head: the StaticModelPipeline of static embeddings with a head, otherwise None.
         pipeline: the Pipeline of a tagger, GLiNER, a masked language model or marked entities, otherwise None.
         layers: the specs of its layers.
-        max_seq_length: the most tokens that it reads of a text.
-        loaded_at: the time of loading, in whole seconds since 1970.
     """
 
     def __init__(self, folder: Path, name: str, *, dtype: str | None = None):
@@ -145,6 +142,7 @@ class ServedModel:
         for (side, _), reader in self.readers.items():
             reader.tokenizer = copy.copy(reader.tokenizer)
             reader.tokenizer.truncation_side = side
+        # The most bytes that a token adds to a text.
         self.longest_token = 1 + max(len(token.encode()) for token in self.tokenizer.get_vocab())
         self.loaded_at = int(time.time())
         self._longest = self._most_read = max(LONGEST, WIDEST * self.max_seq_length)
