@@ -113,12 +113,6 @@ def test_wrong_lines_and_options_of_classify_and_tag(trained, tmp_path, capsys):
             ["--text", "{}", "--merge", "max"],
             "--merge is given, expected JSON lines",
         ),
-        (
-            "classify",
-            "relation-extraction",
-            ["--text", json.dumps(GOOD), "--truncation", "chunk"],
-            "truncation='chunk'",
-        ),
         ("classify", "span-ner", ["--text", "paris"], "has no classifier of texts"),
         ("tag", "span-ner", ["--text", "paris", "--aggregation", "max"], "--aggregation is given, and"),
         ("tag", "relation-extraction", ["--text", "paris"], "has no classifier of tokens"),

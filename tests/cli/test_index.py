@@ -72,11 +72,6 @@ def test_errors(encoder_folder, corpus_file, tmp_path, capsys):
         (["index", model, corpus_file, "-o", index], 1, "which holds index.json, parts, expected a new or empty one"),
         (["index", model, str(empty), "-o", str(tmp_path / "new")], 1, "holds no texts"),
         (["index", model, corpus_file], 2, "--output"),
-        (
-            ["index", model, corpus_file, "-o", index, "--add", "--precision", "int8"],
-            2,
-            "--add and --precision are both given",
-        ),
         (["index", model, corpus_file, "-o", "/proc/index"], 1, "/proc/index"),
         (["index", reranker, corpus_file, "-o", str(tmp_path / "new")], 1, "is a classifier encoder, expected"),
         (["index", other, "--text", "a", "-o", index, "--add"], 1, "was made by the model"),
@@ -84,7 +79,6 @@ def test_errors(encoder_folder, corpus_file, tmp_path, capsys):
         (["search", model, "--index", str(tmp_path / "none"), "a"], 1, "does not exist, expected the folder of an ind"),
         (["search", model, "--index", index, corpus_file, "a"], 2, "CORPUS and --index are both given"),
         (["search", model, "--index", index, "--late", "a"], 2, "--index and --late are both given"),
-        (["search", model, "--index", index], 2, "QUERY and --queries are both missing"),
     ):
         assert main(command) == code, command
         assert message in capsys.readouterr().err
