@@ -14,7 +14,20 @@ from bertcore.arguments import required
 from bertcore.cli import training
 from bertcore.cli.finetune import LabelledData, Labels, with_new_head
 from bertcore.cli.inputs import WithModel, model_folder, output_stream, some_texts
-from bertcore.cli.options import NUMBER, SEVERAL, Above0, CommandError, File, Kind, Number, Positive, Seed, Share, opt
+from bertcore.cli.options import (
+    NUMBER,
+    REQUIRED,
+    SEVERAL,
+    Above0,
+    CommandError,
+    File,
+    Kind,
+    Number,
+    Positive,
+    Seed,
+    Share,
+    opt,
+)
 from bertcore.cli.pretrain import config_of, kind_of, with_ids_of
 from bertcore.models.architectures import class_for
 from bertcore.models.student import student_from_teacher, with_labels_of, with_layers
@@ -93,23 +106,20 @@ class Distill(Labels, training.Training):
     )
 
     data: tuple[File, ...] = ()
-    teacher: File = opt("folder of the teacher, its id on the Hugging Face hub, or demo")
+    teacher: File = opt("folder of the teacher, its id on the Hugging Face hub, or demo", REQUIRED)
     static: bool = opt("make static embeddings of the teacher; see above", False)
-    vocabulary: File | None = opt(
-        "file of words and phrases, one a line, to add to the vocabulary, with --static", None
-    )
-    dims: Positive | None = opt("dimensions of static embeddings (default: 256)", None)
-    student: File | None = opt("a preset, config file or checkpoint; see above", None)
-    layers: Positive | None = opt("number of layers of a student that otherwise equals the teacher", None)
-    task: Annotated[str | None, tuple(MODEL_CLASSES)] = opt("the task; see above", None)
+    vocabulary: File | None = opt("file of words and phrases, one a line, to add to the vocabulary, with --static")
+    dims: Positive | None = opt("dimensions of static embeddings (default: 256)")
+    student: File | None = opt("a preset, config file or checkpoint; see above")
+    layers: Positive | None = opt("number of layers of a student that otherwise equals the teacher")
+    task: Annotated[str | None, tuple(MODEL_CLASSES)] = opt("the task; see above")
     take: Annotated[list[int] | str | None, LAYERS] = opt(
-        "the teacher's layers that initialise a new student, from 0, such as 0,2,4 (default: evenly spaced), or none",
-        None,
+        "the teacher's layers that initialise a new student, from 0, such as 0,2,4 (default: evenly spaced), or none"
     )
     terms: Annotated[tuple[tuple[str, float], ...], TERM, SEVERAL] = opt(
         "the terms of the loss; see above (default: soft)", (("soft", 1.0),)
     )
-    temperature: Above0 | None = opt("temperature of the term soft (default: 2)", None)
+    temperature: Above0 | None = opt("temperature of the term soft (default: 2)")
     labelled_only: bool = opt("apply the term soft only to masked tokens, for mlm", False)
     label_weight: Number = opt("weight of DATA's own labels", 1.0)
     column: str = opt("column of the texts in JSON or tables, for mlm", "text")
@@ -251,10 +261,10 @@ class Calibrate(LabelledData, WithModel):
     positions = ("model", "data")
     task = "sequence"
 
-    out: File = opt("the file to write the calibration to")
+    out: File = opt("the file to write the calibration to", REQUIRED)
     method: Annotated[str, ("temperature", "isotonic")] = opt("method of calibration", "temperature")
     held_out: Share = 0.5
-    max_length: Positive | None = opt("tokens of a text (default: the model's)", None)
+    max_length: Positive | None = opt("tokens of a text (default: the model's)")
     seed: Seed = opt("seed of the choice of texts that are held out", 42)
     json: bool = opt("print one JSON object", False)
 

@@ -194,8 +194,8 @@ class Warmup(Command):
 
     positions = ("model",)
 
-    model: File | None = opt("folder of a model, its id on the Hugging Face hub, or demo", None)
-    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)", None)
+    model: File | None = opt("folder of a model, its id on the Hugging Face hub, or demo")
+    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)")
     gradients: bool = opt("also compile the kernels of training; for a model with a head and a loss", False)
 
     def run(self) -> None:

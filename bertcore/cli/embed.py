@@ -55,15 +55,15 @@ class Embed(TextsCommand, Reading):
 
     output: File = opt("the file to write, or - for standard output; with --ray a folder", "-")
     format: Annotated[str | None, ("npy", "jsonl")] = opt(
-        "format of the output (default: by the ending of --output, else jsonl)", None
+        "format of the output (default: by the ending of --output, else jsonl)"
     )
     normalize: bool = opt("scale embeddings to length 1, even if the published model does not", False)
-    prompt: str | None = opt("text to put before every line", None)
-    prompt_name: str | None = opt("name of one of the model's own prompts", None)
-    progress: bool | None = opt("show progress or not (default: on a terminal, if it takes long)", None)
-    ray: Positive | None = opt("embed a corpus of files on this many workers of Ray", None)
-    column: str | None = opt("column of the texts in JSON lines and Parquet, with --ray (default: text)", None)
-    part_rows: Positive | None = opt("rows of a part, with --ray (default: 65536)", None)
+    prompt: str | None = opt("text to put before every line")
+    prompt_name: str | None = opt("name of one of the model's own prompts")
+    progress: bool | None = opt("show progress or not (default: on a terminal, if it takes long)")
+    ray: Positive | None = opt("embed a corpus of files on this many workers of Ray")
+    column: str | None = opt("column of the texts in JSON lines and Parquet, with --ray (default: text)")
+    part_rows: Positive | None = opt("rows of a part, with --ray (default: 65536)")
 
     def __post_init__(self) -> None:
         if self.ray and (self.file in (None, "-", "") or self.text):

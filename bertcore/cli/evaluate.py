@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bertcore.cli.inputs import WithModel, aligned, model_folder
-from bertcore.cli.options import CommandError, File, Positive, opt
+from bertcore.cli.options import REQUIRED, CommandError, File, Positive, opt
 
 SHOWN = ("accuracy@1", "accuracy@10", "precision@10", "recall@10", "mrr@10", "ndcg@10", "map@100")
 
@@ -28,12 +28,12 @@ class Evaluate(WithModel):
         bertcore evaluate splade/ --queries questions.txt --corpus pages.txt --qrels answers.txt --json
     """
 
-    queries: File = opt("file of queries")
-    corpus: File = opt("file or folder of documents")
-    qrels: File = opt("file of the documents that answer each query")
-    max_length: Positive | None = opt("tokens of a text that are read (default: as published)", None)
-    truncate_dim: Positive | None = opt("compare only the first dimensions of embeddings", None)
-    results: File | None = opt("a folder; the metrics are appended to a table in it", None)
+    queries: File = opt("file of queries", REQUIRED)
+    corpus: File = opt("file or folder of documents", REQUIRED)
+    qrels: File = opt("file of the documents that answer each query", REQUIRED)
+    max_length: Positive | None = opt("tokens of a text that are read (default: as published)")
+    truncate_dim: Positive | None = opt("compare only the first dimensions of embeddings")
+    results: File | None = opt("a folder; the metrics are appended to a table in it")
     json: bool = opt("print one JSON object", False)
 
     def run(self) -> None:

@@ -14,7 +14,7 @@ import bertcore
 from bertcore import GLiNER, GLiNER2, MultiVectorEncoder, SentenceEncoder
 from bertcore.arguments import required
 from bertcore.cli.inputs import model_folder
-from bertcore.cli.options import NUMBER, SEVERAL, CommandError, File, Kind, Positive, Share, Words, opt
+from bertcore.cli.options import NUMBER, REQUIRED, SEVERAL, CommandError, File, Kind, Positive, Share, Words, opt
 from bertcore.cli.reports import figures, label_names, metric_of
 from bertcore.cli.training import Adapters, Data, check_once, print_malformed
 from bertcore.models.model import NewlyInitialisedWarning
@@ -56,14 +56,14 @@ class LabelledData(Data):
 
     task: ClassVar[str]
 
-    data: tuple[File, ...] = opt("files or folders of labelled data")
+    data: tuple[File, ...] = opt("files or folders of labelled data", REQUIRED)
     eval: Annotated[tuple[str, ...], *Words.__metadata__] = opt(
         "files or folders of data to measure the model with (default: a part of DATA)", ()
     )
     held_out: Share = opt("share of DATA to measure the model with, without --eval", 0.1)
-    text: str | None = opt("column of texts (default: text; tokens for words)", None)
-    text_pair: str | None = opt("column of second texts", None)
-    label: str | None = opt("column of labels (default: label; tags for words)", None)
+    text: str | None = opt("column of texts (default: text; tokens for words)")
+    text_pair: str | None = opt("column of second texts")
+    label: str | None = opt("column of labels (default: label; tags for words)")
 
     def labelled_rows(self, seed: int) -> tuple[list[Any], list[Any]]:
         """Return the records to learn from, and the records held out: those of --eval, or a part of DATA."""
@@ -94,7 +94,7 @@ class Labels(LabelledData):
     defaults: ClassVar[Mapping[str, Any]] = USUAL
 
     label_kind: Annotated[str | None, ("classes", "numbers")] = opt(
-        "meaning of integers (default: classes, unless many differ)", None
+        "meaning of integers (default: classes, unless many differ)"
     )
 
     def columns(self, rows: list[Any]) -> Any:
@@ -155,9 +155,9 @@ class Finetune(Labels, Adapters):
     positions = ("data",)
     only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
-    model: File = opt("folder of a model, its id on the Hugging Face hub, or demo")
+    model: File = opt("folder of a model, its id on the Hugging Face hub, or demo", REQUIRED)
     task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)] = opt(
-        "the task; see above"
+        "the task; see above", REQUIRED
     )  # type: ignore[misc]
     keep_checkpoints: bool = opt(
         "keep the checkpoints of a finished run beside the model, for a longer --resume", False
@@ -168,9 +168,9 @@ class Finetune(Labels, Adapters):
         (),
     )
     negative_label: str | None = opt(
-        "label for no relation or no type, which F1 ignores (default: no_relation if it occurs)", None
+        "label for no relation or no type, which F1 ignores (default: no_relation if it occurs)"
     )
-    max_span_width: Positive | None = opt("words of the longest entity, for span-ner (default: 8)", None)
+    max_span_width: Positive | None = opt("words of the longest entity, for span-ner (default: 8)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -41,7 +41,7 @@ class Info(Command):
 
     positions = ("name",)
 
-    name: File | None = opt("a preset, config file, model's folder or id (default: list the presets)", None)
+    name: File | None = opt("a preset, config file, model's folder or id (default: list the presets)")
     length: Positive = opt("tokens of a sequence, for FLOPs", LENGTH)
     json: bool = opt("print one JSON object", False)
 
@@ -263,15 +263,12 @@ class Compare(Command):
     length: Positive = opt("tokens of a sequence", LENGTH)
     training: bool = opt("estimate the cost of training here; see above", False)
     measure: bool = opt("measure passes here; see above", False)
-    batch: Positive | None = opt(
-        "sequences of a step (--training, default: 32) or of a pass (--measure, default: 1)", None
-    )
+    batch: Positive | None = opt("sequences of a step (--training, default: 32) or of a pass (--measure, default: 1)")
     csv: bool = opt("print comma-separated values, in units of one", False)
     json: bool = opt("print one JSON array", False)
     plot: File | None = opt(
         "draw parameters, FLOPs and MNLI-m, or what --training or --measure measures, to a file named *.png or "
-        "*.svg (needs matplotlib)",
-        None,
+        "*.svg (needs matplotlib)"
     )
     log: bool = opt("draw dots on logarithmic axes instead of bars (--plot)", False)
 

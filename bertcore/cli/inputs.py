@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 from bertcore.arguments import DTYPES, printable
-from bertcore.cli.options import UNWRITABLE, Command, CommandError, File, Positive, opt
+from bertcore.cli.options import REQUIRED, UNWRITABLE, Command, CommandError, File, Positive, opt
 from bertcore.system import replace
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class Model(Command):
     model: File = opt(
         "folder of a model (config.json, *.safetensors, a tokenizer), its id on the Hugging Face hub, or demo for "
         "all-MiniLM-L6-v2",
+        REQUIRED,
     )
 
 
@@ -45,8 +46,7 @@ class WithModel(Model):
 
     dtype: Dtype = opt(
         "dtype of the weights; bfloat16 and int8 are smaller, faster and less exact (see `bertcore precision`) "
-        "(default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32)",
-        None,
+        "(default: the dtype of a checkpoint that `bertcore quantize` wrote, else float32)"
     )
 
 
@@ -55,13 +55,13 @@ class Reading(WithModel):
 
     spellings = ("--max-seq-length max_length",)
 
-    max_length: Positive | None = opt("tokens of a text, or of a window (default: as published)", None)
+    max_length: Positive | None = opt("tokens of a text, or of a window (default: as published)")
     truncation: Truncation = opt(
         "treatment of texts that are longer than the model accepts: warn cuts them with a warning, error rejects "
         "them, chunk reads them whole in overlapping windows, cut cuts them silently",
         "warn",
     )
-    batch_tokens: Positive | None = opt("tokens computed at once; bounds the memory", None)
+    batch_tokens: Positive | None = opt("tokens computed at once; bounds the memory")
 
     def loading_options(self, is_late: bool) -> dict[str, Any]:
         """Return the arguments of an encoder; a late-interaction encoder has a length of its own for documents."""
@@ -81,7 +81,7 @@ class TextsCommand(Model):
     title = "Texts"
 
     file: File | None = opt(
-        "file of texts, one a line, or - for standard input, which is also read if nothing else is given", None
+        "file of texts, one a line, or - for standard input, which is also read if nothing else is given"
     )
     text: tuple[str, ...] = opt("a literal text instead of FILE; may be repeated", ())
 

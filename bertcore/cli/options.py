@@ -72,6 +72,7 @@ SHARE = Kind(between(float, 0, 1), "a number from 0 to below 1", "SHARE")
 KINDS = {int: Kind(int, "an integer"), float: Kind(float, "a number", "X"), str: click.STRING}
 OLD = "old_"  # before the name of a position that is given by an option
 SEVERAL = "several words may follow the option"
+REQUIRED: Any = dataclasses.MISSING  # the default of an option that has none
 INPUTS = ("file", "inputs", "data", "eval", "corpus", "queries", "qrels")  # options that name files to read
 
 
@@ -91,8 +92,8 @@ File = Annotated[str, click.Path()]
 Words = Annotated[tuple[str, ...], SEVERAL]
 
 
-def opt(text: str, default: Any = dataclasses.MISSING) -> Any:
-    """Return the field of an option: its text in the help, and its default, without which it is required."""
+def opt(text: str, default: Any = None) -> Any:
+    """Return the field of an option, by its text in the help and its default, which is REQUIRED for one without."""
     return dataclasses.field(default=default, metadata={"text": text})
 
 
@@ -109,7 +110,7 @@ class Command:
     only_for: ClassVar[tuple[str, ...]] = ()  # "OPTION OTHER VALUES": those of another option that it can be given with
 
     backend: Annotated[str | None, BACKENDS] = opt(
-        "compute by this backend (default: the variable BERTCORE_BACKEND, else auto, which is numba)", None
+        "compute by this backend (default: the variable BERTCORE_BACKEND, else auto, which is numba)"
     )
     traceback: bool = opt("show where an error comes from (also BERTCORE_TRACEBACK=1)", False)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from bertcore.arguments import printable
 from bertcore.cli import inputs
 from bertcore.cli.inputs import Output, PairsCommand, Reading, TextsCommand, Truncation, model_folder
-from bertcore.cli.options import CommandError, File, LiteralText, Positive, Seed, opt
+from bertcore.cli.options import REQUIRED, CommandError, File, LiteralText, Positive, Seed, opt
 
 ENTITY_TASKS = {
     "EntityClassification": "entity-classification",
@@ -24,7 +24,7 @@ class Pipeline(TextsCommand, Reading, Output):
 
     title = Reading.title
 
-    stride: Seed | None = opt("tokens that neighbouring windows share (--truncation chunk)", None)
+    stride: Seed | None = opt("tokens that neighbouring windows share (--truncation chunk)")
 
     def given(self, *names: str) -> dict[str, Any]:
         """Return the arguments of the pipeline's calls from the command line."""
@@ -91,12 +91,10 @@ class Answer(Pipeline):
 
     positions = ("model", "question", "file")
 
-    question: LiteralText = opt("the question")
-    file: File | None = opt(
-        "file of one text, or - for standard input, which is also read if nothing else is given", None
-    )
+    question: LiteralText = opt("the question", REQUIRED)
+    file: File | None = opt("file of one text, or - for standard input, which is also read if nothing else is given")
     top_k: Positive = opt("number of answers", 1)
-    max_answer_len: Positive | None = opt("tokens of an answer (default: 15)", None)
+    max_answer_len: Positive | None = opt("tokens of an answer (default: 15)")
     no_answer: bool = opt("allow an empty answer, if the text has none", False)
     truncation: Truncation = "chunk"
 
@@ -160,15 +158,15 @@ class Classify(PairsCommand, Pipeline):
     apart = ("ensemble top_k calibration", "labels pairs text_pair top_k ensemble calibration")
     needs = ("vote ensemble", "template labels", "multi_label labels")
 
-    top_k: Positive | None = opt("classes of a text, the best first (default: 1)", None)
-    labels: str | None = opt("the classes, with commas between them, for a model of natural language inference", None)
-    template: str | None = opt('the sentence for a class of --labels (default: "This example is {}.")', None)
+    top_k: Positive | None = opt("classes of a text, the best first (default: 1)")
+    labels: str | None = opt("the classes, with commas between them, for a model of natural language inference")
+    template: str | None = opt('the sentence for a class of --labels (default: "This example is {}.")')
     multi_label: bool = opt("several of --labels may be right", False)
-    calibration: File | None = opt("file of `bertcore calibrate` that corrects the probabilities", None)
+    calibration: File | None = opt("file of `bertcore calibrate` that corrects the probabilities")
     ensemble: tuple[File, ...] = opt("another model that votes; may be repeated", ())
-    vote: Annotated[str | None, ("soft", "hard")] = opt("way to vote with --ensemble (default: soft)", None)
+    vote: Annotated[str | None, ("soft", "hard")] = opt("way to vote with --ensemble (default: soft)")
     merge: Annotated[str | None, ("mean", "max")] = opt(
-        "how to merge the windows of a text with --truncation chunk (default: mean)", None
+        "how to merge the windows of a text with --truncation chunk (default: mean)"
     )
 
     def run(self) -> None:
@@ -247,7 +245,7 @@ class FillMask(Pipeline):
     """
 
     top_k: Positive = opt("words for each mask", 5)
-    targets: str | None = opt("the words to choose from, with commas between them (default: all)", None)
+    targets: str | None = opt("the words to choose from, with commas between them (default: all)")
     truncation: Truncation = "error"
 
     def run(self) -> None:
@@ -277,16 +275,14 @@ class Generate(Pipeline):
 
     apart = ("greedy beams",)
 
-    max_new_tokens: Positive | None = opt("the most tokens to append (default: 256)", None)
+    max_new_tokens: Positive | None = opt("the most tokens to append (default: 256)")
     greedy: bool = opt("take the likeliest token each time", False)
-    beams: Positive | None = opt("follow N continuations, and take the likeliest", None)
-    temperature: float | None = opt(
-        "temperature of the probabilities; low ones draw likely tokens (default: 0.7)", None
-    )
-    top_k: Positive | None = opt("draw from the N likeliest tokens", None)
-    top_p: float | None = opt("draw from the fewest tokens whose probabilities sum to P", None)
-    count: Positive | None = opt("continuations of each text (default: 1)", None)
-    seed: Seed | None = opt("seed of the random choices (default: a new one each time)", None)
+    beams: Positive | None = opt("follow N continuations, and take the likeliest")
+    temperature: float | None = opt("temperature of the probabilities; low ones draw likely tokens (default: 0.7)")
+    top_k: Positive | None = opt("draw from the N likeliest tokens")
+    top_p: float | None = opt("draw from the fewest tokens whose probabilities sum to P")
+    count: Positive | None = opt("continuations of each text (default: 1)")
+    seed: Seed | None = opt("seed of the random choices (default: a new one each time)")
     truncation: Truncation = "error"
 
     def run(self) -> None:
@@ -324,9 +320,9 @@ class Tag(Pipeline):
     aggregation: Annotated[str, ("none", "simple", "first", "average", "max")] = opt(
         "how tokens are joined to entities; none gives the class of each token", "simple"
     )
-    labels: str | None = opt("the kinds of entities, with commas between them, for a GLiNER or GLiNER2 model", None)
-    schema: File | None = opt("a JSON file that describes what to find, for a GLiNER2 model", None)
-    threshold: float | None = opt("entities of --labels and spans of --schema have higher scores (default: 0.5)", None)
+    labels: str | None = opt("the kinds of entities, with commas between them, for a GLiNER or GLiNER2 model")
+    schema: File | None = opt("a JSON file that describes what to find, for a GLiNER2 model")
+    threshold: float | None = opt("entities of --labels and spans of --schema have higher scores (default: 0.5)")
     nested: bool = opt("entities of --labels may be nested", False)
     multi_label: bool = opt("entities may have several of --labels", False)
 

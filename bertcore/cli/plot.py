@@ -21,7 +21,7 @@ from bertcore.cli.inputs import (
     some_texts,
     write_picture,
 )
-from bertcore.cli.options import ABOVE_0, Command, CommandError, File, Kind, Positive, Seed, opt
+from bertcore.cli.options import ABOVE_0, REQUIRED, Command, CommandError, File, Kind, Positive, Seed, opt
 from bertcore.models.architectures import class_for
 from bertcore.models.model import Model, NewlyInitialisedWarning
 from bertcore.tasks.sentence_encoder import SentenceEncoder
@@ -50,11 +50,11 @@ class Explain(PairsCommand):
 
     only_for = ("label method gradients", "steps method gradients")
 
-    model: File = opt("folder or id of a model with a classifier of texts")
+    model: File = opt("folder or id of a model with a classifier of texts", REQUIRED)
     method: Annotated[str, ("gradients", "rollout")] = opt("method of attribution", "gradients")
-    label: str | None = opt("the class, for gradients (default: the predicted class)", None)
-    steps: Positive | None = opt("steps of the integral, for gradients (default: 50)", None)
-    max_length: Positive | None = opt("tokens that are read (default: the model's)", None)
+    label: str | None = opt("the class, for gradients (default: the predicted class)")
+    steps: Positive | None = opt("steps of the integral, for gradients (default: 50)")
+    max_length: Positive | None = opt("tokens that are read (default: the model's)")
     truncation: Annotated[str, ("error", "cut")] = opt("treatment of a longer text", "error")
     json: bool = opt("print a JSON object for each text", False)
 
@@ -139,26 +139,22 @@ class Plot(Command):
     spellings = ("-o output",)
     only_for = tuple(f"{name} figure {figures}" for name, figures in ONLY_FOR.items())
 
-    figure: Annotated[str, tuple(FIGURES)] = opt("the picture; see above")  # type: ignore[misc]
+    figure: Annotated[str, tuple(FIGURES)] = opt("the picture; see above", REQUIRED)  # type: ignore[misc]
     inputs: tuple[File, ...] = opt("MODEL and FILE; see above", ())
     text: tuple[str, ...] = opt("a literal text in place of FILE; may be repeated", ())
-    output: File = opt("the file to write, *.png or *.svg")
-    layer: Positive | None = opt("the layer, from 1 (default: all for attention, 1 for components)", None)
-    head: Positive | None = opt("the head, from 1 (default: all)", None)
-    special_tokens: bool | None = opt(
-        "show [CLS], [SEP] and the like, for attention and components (default: yes)", None
-    )
-    epochs: Positive | None = opt("number of epochs, for masking (default: 4)", None)
+    output: File = opt("the file to write, *.png or *.svg", REQUIRED)
+    layer: Positive | None = opt("the layer, from 1 (default: all for attention, 1 for components)")
+    head: Positive | None = opt("the head, from 1 (default: all)")
+    special_tokens: bool | None = opt("show [CLS], [SEP] and the like, for attention and components (default: yes)")
+    epochs: Positive | None = opt("number of epochs, for masking (default: 4)")
     temperatures: Annotated[list[float] | None, TEMPERATURES] = opt(
-        "temperatures, with commas between them, for temperature (default: 1,2,4,8)", None
+        "temperatures, with commas between them, for temperature (default: 1,2,4,8)"
     )
-    bins: Positive | None = opt("number of bins, for calibration (default: 15)", None)
-    labels: File | None = opt("file of labels, one a line as the texts, which colour embeddings", None)
-    clusters: Positive | None = opt(
-        "number of clusters made by k-means, which colour embeddings (needs scikit-learn)", None
-    )
+    bins: Positive | None = opt("number of bins, for calibration (default: 15)")
+    labels: File | None = opt("file of labels, one a line as the texts, which colour embeddings")
+    clusters: Positive | None = opt("number of clusters made by k-means, which colour embeddings (needs scikit-learn)")
     method: Annotated[str | None, ("pca", "umap", "tsne")] = opt(
-        "projection of embeddings; umap needs umap-learn, tsne scikit-learn (default: pca)", None
+        "projection of embeddings; umap needs umap-learn, tsne scikit-learn (default: pca)"
     )
 
     def __post_init__(self) -> None:
@@ -253,7 +249,7 @@ class Preview(TextsCommand):
         bertcore preview demo texts.txt --epochs 5
     """
 
-    model: File = opt("folder or id of a tokenizer, with or without a model")
+    model: File = opt("folder or id of a tokenizer, with or without a model", REQUIRED)
     epochs: Positive = opt("epochs of each objective", 3)
     seed: Seed = opt("seed of the random choices", 0)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from bertcore.arguments import INT8
 from bertcore.cli.inputs import Model, TextsCommand, model_folder, some_texts, texts_from
-from bertcore.cli.options import SEVERAL, CommandError, File, opt
+from bertcore.cli.options import REQUIRED, SEVERAL, CommandError, File, opt
 from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
 LOW = ("bfloat16", *INT8)
@@ -91,9 +91,9 @@ class Quantize(Model):
     positions = ("model", "folder")
     apart = ("calibrate text",)
 
-    folder: File = opt("the folder to write: a new or an empty one")
+    folder: File = opt("the folder to write: a new or an empty one", REQUIRED)
     dtype: Annotated[str, (*INT8, "bfloat16")] = opt("the dtype to write", "int8")
-    calibrate: File | None = opt("file of sample texts, one a line, or - for standard input", None)
+    calibrate: File | None = opt("file of sample texts, one a line, or - for standard input")
     text: tuple[str, ...] = opt("a literal sample text instead of --calibrate; may be repeated", ())
 
     def __post_init__(self) -> None:
@@ -130,12 +130,12 @@ class Export(Model):
 
     positions = ("model", "target")
 
-    target: File = opt("the file or the folder to write")
+    target: File = opt("the file or the folder to write", REQUIRED)
     format: Annotated[str | None, ("gguf", "onnx")] = opt(
-        "the format (default: gguf for a file that ends so, else onnx)", None
+        "the format (default: gguf for a file that ends so, else onnx)"
     )
     precision: Annotated[str | None, PRECISIONS] = opt(
-        "of a GGUF file's weights, as llama.cpp spells it (default: q8_0)", None
+        "of a GGUF file's weights, as llama.cpp spells it (default: q8_0)"
     )
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ import bertcore
 from bertcore.checkpoint.files import read_json_object
 from bertcore.cli import training
 from bertcore.cli.inputs import model_folder
-from bertcore.cli.options import Above0, CommandError, File, Positive, Share, opt
+from bertcore.cli.options import REQUIRED, Above0, CommandError, File, Positive, Share, opt
 from bertcore.models.replaced_tokens import EMBEDDINGS, generator_config
 from bertcore.presets import PRESETS, preset_config
 from bertcore.tokenization import AutoTokenizer, Tokenizer, train_tokenizer
@@ -69,29 +69,22 @@ class Pretrain(training.Data, training.Adapters):
     defaults: ClassVar[Mapping[str, Any]] = {"num_train_epochs": 1.0, "per_device_train_batch_size": 32}
     shown_defaults: ClassVar[Mapping[str, Any]] = {"learning_rate": "5e-4; 5e-5 for a checkpoint"}
 
-    corpus: tuple[File, ...] = opt("files or folders of texts, or - for standard input")
+    corpus: tuple[File, ...] = opt("files or folders of texts, or - for standard input", REQUIRED)
     model: File = opt("a preset, config file or checkpoint; see above", "mini-bert")
     objective: Annotated[str, OBJECTIVES] = opt("the objective; see above", "mlm")
-    mask: Annotated[str | None, UNITS] = opt(
-        "the unit that is masked together (default: token; span for mlm+sbo)", None
-    )
-    mask_share: Share | None = opt(
-        "share of tokens to mask (default: 0.15; for plm a sixth, which are predicted)", None
-    )
+    mask: Annotated[str | None, UNITS] = opt("the unit that is masked together (default: token; span for mlm+sbo)")
+    mask_share: Share | None = opt("share of tokens to mask (default: 0.15; for plm a sixth, which are predicted)")
     generator_size: Above0 | None = opt(
         "size of the generator for rtd, as a share of the model's widths (ELECTRA, default: 0.25) or of its layers "
-        "(other families, default: 0.5)",
-        None,
+        "(other families, default: 0.5)"
     )
-    embeddings: Annotated[str | None, EMBEDDINGS] = opt("embeddings of both models for rtd (default: tied)", None)
-    generator: File | None = opt(
-        "folder of a published generator to train on with MODEL, its discriminator, for rtd", None
-    )
+    embeddings: Annotated[str | None, EMBEDDINGS] = opt("embeddings of both models for rtd (default: tied)")
+    generator: File | None = opt("folder of a published generator to train on with MODEL, its discriminator, for rtd")
     column: str = opt("column of the texts in JSON or tables", "text")
-    pair_column: str | None = opt("column of the translations for tlm (default: text_pair)", None)
-    language: str | None = opt("language code of the sentences for mlm+nsp and mlm+sop (default: en)", None)
-    tokenizer: File | None = opt("folder of the tokenizer of a new model (default: learned from CORPUS)", None)
-    vocab_size: Positive | None = opt("vocabulary size of a tokenizer to learn (default: the model's)", None)
+    pair_column: str | None = opt("column of the translations for tlm (default: text_pair)")
+    language: str | None = opt("language code of the sentences for mlm+nsp and mlm+sop (default: en)")
+    tokenizer: File | None = opt("folder of the tokenizer of a new model (default: learned from CORPUS)")
+    vocab_size: Positive | None = opt("vocabulary size of a tokenizer to learn (default: the model's)")
     held_out: Share = opt("share of CORPUS to measure the model with", 0.01)
 
     def __post_init__(self) -> None:

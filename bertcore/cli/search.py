@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import bertcore
 from bertcore.cli import inputs
 from bertcore.cli.inputs import Reading, TextsCommand, model_folder
-from bertcore.cli.options import CommandError, File, LiteralText, Positive, opt
+from bertcore.cli.options import REQUIRED, CommandError, File, LiteralText, Positive, opt
 
 DIGEST = "model_sha256"  # of the metadata of an index
 
@@ -23,7 +23,7 @@ DIGEST = "model_sha256"  # of the metadata of an index
 class Corpus(Reading):
     """A command that embeds a corpus."""
 
-    corpus: File | None = opt("file of texts, one a line, or - for standard input; left out with --text", None)
+    corpus: File | None = opt("file of texts, one a line, or - for standard input; left out with --text")
     text: tuple[str, ...] = opt("a literal text instead of CORPUS; may be repeated", ())
 
     def lines(self, stack: contextlib.ExitStack) -> Iterator[str]:
@@ -55,12 +55,12 @@ class Index(Corpus):
     spellings = ("-o output",)
     apart = ("add precision rescore_precision",)
 
-    output: File = opt("the folder")
+    output: File = opt("the folder", REQUIRED)
     precision: Annotated[str | None, ("float32", "float16", "int8", "binary")] = opt(
-        "form of the vectors that are searched (default: float32)", None
+        "form of the vectors that are searched (default: float32)"
     )
     rescore_precision: Annotated[str | None, ("float32", "float16", "int8", "none")] = opt(
-        "form of the vectors that rescore the best (default: int8 for binary, else none)", None
+        "form of the vectors that rescore the best (default: int8 for binary, else none)"
     )
     add: bool = opt("add to the index in the folder", False)
 
@@ -147,14 +147,13 @@ class Search(Corpus):
     positions = ("model", "corpus", "query")
     apart = ("late sparse", "index late sparse")
 
-    query: LiteralText | None = opt("the text to search for; left out with --queries", None)
-    queries: File | None = opt("file of texts to search for, or - for standard input", None)
+    query: LiteralText | None = opt("the text to search for; left out with --queries")
+    queries: File | None = opt("file of texts to search for, or - for standard input")
     index: tuple[str, ...] = opt(
         "folder of an index instead of CORPUS; may be repeated for the shards of one corpus", ()
     )
     rescore_multiplier: Positive | None = opt(
-        "how many times --top-k texts are rescored, with an index of int8 or binary (default: 4, or 64 for binary)",
-        None,
+        "how many times --top-k texts are rescored, with an index of int8 or binary (default: 4, or 64 for binary)"
     )
     top_k: Positive = opt("lines for each query", 10)
     late: bool = opt("score by token vectors, even if the model is primarily a sentence encoder (BGE-M3)", False)
@@ -247,8 +246,8 @@ class Rerank(TextsCommand, Reading):
 
     positions = ("model", "query", "file")
 
-    query: LiteralText = opt("the text that the others should answer")
-    top_k: Positive | None = opt("number of texts to show (default: all)", None)
+    query: LiteralText = opt("the text that the others should answer", REQUIRED)
+    top_k: Positive | None = opt("number of texts to show (default: all)")
     json: bool = opt("print JSON lines", False)
 
     def run(self) -> None:

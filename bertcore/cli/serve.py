@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import click
 
 from bertcore.cli.inputs import Dtype
-from bertcore.cli.options import Command, CommandError, File, Kind, Positive, between, opt, settings_options
+from bertcore.cli.options import REQUIRED, Command, CommandError, File, Kind, Positive, between, opt, settings_options
 from bertcore.serving.requests import ServerSettings
 
 # Seconds that an idle connection stays open: longer than the 60 for which nginx and other load balancers keep one, or a
@@ -41,12 +41,12 @@ class Serve(Command):
 
     positions = ("models",)
 
-    models: tuple[File, ...] = opt("folders of models, their ids on the Hugging Face hub, or demo")
+    models: tuple[File, ...] = opt("folders of models, their ids on the Hugging Face hub, or demo", REQUIRED)
     host: str = opt("address to listen on", "127.0.0.1")
     port: Annotated[int, Kind(between(int, 0, 65536), "a port, 0 to 65535", "PORT")] = opt(
         "port to listen on; 0 is any free one", 8080
     )
-    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)", None)
+    dtype: Dtype = opt("dtype of the weights (default: the dtype of a quantized checkpoint, else float32)")
     graceful_timeout: Positive = opt("seconds that requests have to finish when the server is stopped", 30)
     allowed_host: tuple[str, ...] = opt(
         'allowed value of the header Host, besides localhost, or "*" for any; may be repeated (default: any, unless '

@@ -19,7 +19,7 @@ import click
 
 from bertcore.arguments import printable
 from bertcore.checkpoint.files import read_json_object, remove_abandoned
-from bertcore.cli.options import Command, CommandError, File, Positive, Words, opt, settings_options
+from bertcore.cli.options import REQUIRED, Command, CommandError, File, Positive, Words, opt, settings_options
 from bertcore.cli.reports import write_reports
 from bertcore.lora import LoraConfig, PeftModel, get_peft_model
 from bertcore.training import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, checkpoints
@@ -70,12 +70,12 @@ class Training(Command):
     shown_defaults: ClassVar[Mapping[str, str]] = {}  # in the help, for those that depend on other options
     keep_checkpoints = True  # after the last step; finetune has an option
 
-    out: File = opt("the folder to write the model to: a new or an empty one")
+    out: File = opt("the folder to write the model to: a new or an empty one", REQUIRED)
     max_length: Positive | None = opt(
-        "tokens of an example (default: the model's, but not more than is usual for the task)", None
+        "tokens of an example (default: the model's, but not more than is usual for the task)"
     )
     early_stopping: Positive | None = opt(
-        "measure the loss at each checkpoint, stop after N without improvement, and keep the best model", None
+        "measure the loss at each checkpoint, stop after N without improvement, and keep the best model"
     )
     resume: bool = opt("continue from the last checkpoint in the --out folder", False)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -242,7 +242,7 @@ class Adapters(Training):
     needs = ("lora_targets lora",)
 
     lora: Positive | None = opt(
-        "train adapters of this rank, and a new head; they are saved in FOLDER/adapter and merged into the model", None
+        "train adapters of this rank, and a new head; they are saved in FOLDER/adapter and merged into the model"
     )
     lora_targets: Words = opt(
         "the linear layers that get an adapter, such as query value (default: all linear layers)", ()
