@@ -30,6 +30,7 @@ EMBEDDING_TASKS = ("similarity", "pair", *LATE_TASKS)
 MENTION_TASKS = ("entity-classification", "relation-extraction")
 ENTITY_TASKS = (*MENTION_TASKS, "span-ner")
 GLINER_TASKS = "zero-shot-ner", "schema"
+TASKS = ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)
 WORDS, TAGS = "tokens", "tags"  # names of columns
 LONGEST = 512  # tokens, for models that take more
 LONGEST_EMBEDDED = 128
@@ -156,9 +157,7 @@ class Finetune(Labels, Adapters):
     only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
     model: File = opt("folder of a model, its id on the Hugging Face hub, or demo", REQUIRED)
-    task: Annotated[str, ("sequence", "token", "qa", *ENTITY_TASKS, *GLINER_TASKS, *EMBEDDING_TASKS)] = opt(
-        "the task; see above", REQUIRED
-    )  # type: ignore[misc]
+    task: Annotated[str, TASKS] = opt("the task; see above", REQUIRED)
     keep_checkpoints: bool = opt(
         "keep the checkpoints of a finished run beside the model, for a longer --resume", False
     )
