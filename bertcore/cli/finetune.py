@@ -157,7 +157,7 @@ class Finetune(Labels, Adapters):
     only_for = tuple(f"{name} task {' '.join(tasks)}" for name, tasks in ONLY_FOR.items())
 
     model: File = opt("folder of a model, its id on the Hugging Face hub, or demo", REQUIRED)
-    task: Annotated[str, TASKS] = opt("the task; see above", REQUIRED)
+    task: Annotated[str, TASKS] = opt("the task; see above", REQUIRED)  # type: ignore[misc]
     keep_checkpoints: bool = opt(
         "keep the checkpoints of a finished run beside the model, for a longer --resume", False
     )
