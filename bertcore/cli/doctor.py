@@ -255,9 +255,7 @@ class Demo(Command):
                 from bertcore.kernels._numba.compile.cache import compilations
 
                 compiled = stack.enter_context(compilations())
-            from bertcore.tasks.sentence_encoder import SentenceEncoder
-
-            encoder = SentenceEncoder(folder)
+            encoder = bertcore.SentenceEncoder(folder)
             encoder.encode(SENTENCES[0])
             first = process_age() - download
             embeddings = encoder.encode(SENTENCES)

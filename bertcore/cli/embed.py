@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
+import bertcore
 from bertcore.cli import TERMINATED
 from bertcore.cli.inputs import Reading, TextsCommand, model_digest, model_folder, output_stream, write_jsonl, write_npy
 from bertcore.cli.options import CommandError, File, Positive, opt
 
 if TYPE_CHECKING:
     from bertcore.plugins.corpus import RowRange
-    from bertcore.tasks.sentence_encoder import SentenceEncoder
 
 NOTE = "embed.json"  # beside the parts: the model, corpus and options that they were made with
 LONG = 2.0  # seconds, after which a line sums up
@@ -77,10 +77,8 @@ class Embed(TextsCommand, Reading):
 
     def run(self) -> None:
         if self.ray:
-            from bertcore.kernels import get_backend
-
             with self.chosen_backend():
-                self.backend = get_backend()  # the workers compute on the same
+                self.backend = bertcore.get_backend()  # the workers compute on the same
             self.format, self.column = self.format or "npy", self.column or "text"
             self.part_rows = self.part_rows or 65536
             embed_on_ray(model_folder(self.model), self)
@@ -101,10 +99,8 @@ class Embed(TextsCommand, Reading):
             speed = f"{count / seconds:,.0f} texts a second"
             print(f"{self.output}: {count:,} texts, {encoder.embedding_dimension} dimensions, {speed}", file=sys.stderr)
 
-    def encoder(self, folder: Path) -> "SentenceEncoder":
-        from bertcore.tasks.sentence_encoder import SentenceEncoder
-
-        return SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
+    def encoder(self, folder: Path) -> "bertcore.SentenceEncoder":
+        return bertcore.SentenceEncoder(folder, dtype=self.dtype, max_seq_length=self.max_length)
 
     def encoding_options(self) -> dict[str, Any]:
         names = {"prompt": self.prompt, "prompt_name": self.prompt_name, "normalize_embeddings": self.normalize}
@@ -128,7 +124,7 @@ class PartEmbedder:
         self._folder, self._args = folder, args
 
     @functools.cached_property
-    def _encoder(self) -> "SentenceEncoder":
+    def _encoder(self) -> "bertcore.SentenceEncoder":
         return self._args.encoder(self._folder)
 
     def load(self) -> None:

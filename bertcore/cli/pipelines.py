@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
+import bertcore
 from bertcore.arguments import printable
 from bertcore.cli import inputs
 from bertcore.cli.inputs import Output, PairsCommand, Reading, TextsCommand, Truncation, model_folder
@@ -32,9 +33,7 @@ class Pipeline(TextsCommand, Reading, Output):
         return {name: value for name, value in found.items() if value is not None} | self.reading_options()
 
     def loaded(self, task: str, folder: Path) -> Any:
-        from bertcore.tasks.pipelines import pipeline
-
-        return pipeline(task, folder, dtype=self.dtype, show_progress_bar=False)
+        return bertcore.pipeline(task, folder, dtype=self.dtype, show_progress_bar=False)
 
     def answer(self, task: str, show: Callable[[Any], str], **options: Any) -> None:
         """Answer the inputs with the pipeline of a task; other arguments are as for `write_answers`."""
