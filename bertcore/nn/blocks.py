@@ -154,6 +154,12 @@ def attention_dtype(run: Pass, weight: Parameter) -> str | None:
     return "bfloat16" if is_rounded and run.tape is None else None
 
 
+def _map(layer: LayerSpec, part: str, *names: str, in_features: int, out_features: int, **how: Any) -> Linear:
+    """Return the joined linear map `names` of a layer, with a bias if `part` has one."""
+    sizes = {"in_features": in_features, "out_features": out_features}
+    return Linear(*names, **sizes, bias=part not in layer.without_bias, is_transposed=layer.is_transposed, **how)
+
+
 class Sublayer(Block):
     """output(mix(norm(hidden))) + hidden, or norm(output(mix(hidden)) + hidden).
 
@@ -212,7 +218,8 @@ class SelfAttention(Sublayer):
         if layer.attention_output_dropout is not None:
             self.dropout = layer.attention_output_dropout
         self.projections = self._make_projections(names, layer)
-        self.output = self._make_output(names, layer)
+        sizes = {"in_features": layer.attention_size, "out_features": layer.hidden_size}
+        self.output = _map(layer, "attention_output", names["attention_output"], **sizes)
         self.norm = make_norm(names, "attention_norm", layer)
         self.output_norm = make_norm(names, "attention_output_norm", layer)
         width = layer.query_norm_size or layer.head_size
@@ -226,14 +233,8 @@ class SelfAttention(Sublayer):
             by_head = Layout((3 * queries, layer.hidden_size), axes=(1, 0, 2, 3), row_axes=3, split=split)
 
         def projection(*parts: str, width: int) -> Linear:
-            return Linear(
-                *(names[part] for part in parts),
-                in_features=layer.hidden_size,
-                out_features=width,
-                bias=parts[0] not in layer.without_bias,
-                is_transposed=layer.is_transposed,
-                layout=by_head,
-            )
+            sizes = {"in_features": layer.hidden_size, "out_features": width}
+            return _map(layer, parts[0], *(names[part] for part in parts), **sizes, layout=by_head)
 
         if "qkv" in names:
             return [projection("qkv", width=queries + 2 * keys)]
@@ -242,15 +243,6 @@ class SelfAttention(Sublayer):
         if queries == keys:
             return [projection("query", "key", "value", width=queries)]
         return [projection("query", width=queries), projection("key", "value", width=keys)]
-
-    def _make_output(self, names: Mapping[str, str], layer: LayerSpec) -> Linear:
-        return Linear(
-            names["attention_output"],
-            in_features=layer.attention_size,
-            out_features=layer.hidden_size,
-            bias="attention_output" not in layer.without_bias,
-            is_transposed=layer.is_transposed,
-        )
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext) -> Tensor:
         """Return the attended values of all heads, concatenated, (tokens, heads * head_dim)."""
@@ -339,35 +331,20 @@ class FeedForward(Sublayer):
     def __init__(self, names: Mapping[str, str], layer: LayerSpec):
         self.norm_first, self.activation, self.gate = layer.norm_first, layer.activation, layer.gate
         self.dropout, self.inner_dropout = layer.dropout, layer.inner_dropout
-        self.expand = self._make_expand(names, layer)
-        self.output = Linear(
-            names["contract"],
-            in_features=layer.intermediate_size,
-            out_features=layer.hidden_size,
-            bias="contract" not in layer.without_bias,
-            is_transposed=layer.is_transposed,
-        )
-        self.norm = make_norm(names, "feed_forward_norm", layer)
-        self.output_norm = make_norm(names, "feed_forward_output_norm", layer)
-
-    def _make_expand(self, names: Mapping[str, str], layer: LayerSpec) -> Linear:
-        parts, width = (names["expand"],), layer.intermediate_size
         if layer.gate is None:
             parts = (names.get("plain_expand", names["expand"]),)
+        elif "gate" in names:
+            parts = names["gate"], names["expand"]
+            parts = parts if layer.gate == "first" else parts[::-1]
         else:
-            if "gate" in names:
-                halves = names["gate"], names["expand"]
-                parts = halves if layer.gate == "first" else halves[::-1]
-            else:
-                width *= 2
-        return Linear(
-            *parts,
-            in_features=layer.hidden_size,
-            out_features=width,
-            activation=layer.activation if layer.gate is None else None,
-            bias="expand" not in layer.without_bias,
-            is_transposed=layer.is_transposed,
-        )
+            parts = (names["expand"],)
+        width, inner = layer.hidden_size, layer.intermediate_size
+        both = inner if layer.gate is None or len(parts) == 2 else 2 * inner
+        activation = layer.activation if layer.gate is None else None
+        self.expand = _map(layer, "expand", *parts, in_features=width, out_features=both, activation=activation)
+        self.output = _map(layer, "contract", names["contract"], in_features=inner, out_features=width)
+        self.norm = make_norm(names, "feed_forward_norm", layer)
+        self.output_norm = make_norm(names, "feed_forward_output_norm", layer)
 
     def mix(self, run: Pass, source: Tensor, context: LayerContext | None = None) -> Tensor:
         """Map (tokens, hidden) to (tokens, intermediate)."""

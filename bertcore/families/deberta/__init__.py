@@ -190,8 +190,10 @@ class DebertaForMaskedLM(AutoModelForMaskedLM):
 _TYPES = ("c2p", "p2c")
 
 
-def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any]) -> EncoderSpec:
-    """Return the spec of a DeBERTa config of any version; `defaults` are the values of absent keys."""
+def disentangled_spec(
+    config: Mapping[str, Any], details: Disentanglement, defaults: Mapping[str, Any], **layer: Any
+) -> EncoderSpec:
+    """Return the spec of a DeBERTa config of any version; arguments are as for `standard_spec`."""
     read = ConfigReader(config)
     choices = {"classifier_dropout": read.rate("hidden_dropout_prob", 0.1)}
     hidden_size = read.size("hidden_size", defaults.get("hidden_size", 768))
@@ -206,6 +208,7 @@ def disentangled_spec(config: Mapping[str, Any], details: Disentanglement, defau
         is_relative=details.span > 0,
         details=details,
         defaults={"type_vocab_size": 0, "layer_norm_eps": 1e-7} | defaults,
+        layer=layer,
         each_layer=lambda index, layer: replace(layer, scale=(layer.head_size * details.score_terms) ** -0.5),
         **choices,
     )
@@ -239,7 +242,8 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         score_terms=1 + len(types),
         max_distance=max_distance(config),
     )
-    return disentangled_spec(config, details, {"vocab_size": 50265})
+    qkv = {"qkv_by_head": True, "without_bias": frozenset({"qkv"})}
+    return disentangled_spec(config, details, {"vocab_size": 50265}, **qkv)
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

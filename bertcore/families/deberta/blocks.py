@@ -12,7 +12,6 @@ from bertcore.nn import functional
 from bertcore.nn.blocks import Embeddings, LayerContext, SelfAttention, attention_dtype
 from bertcore.nn.functional.rows import widened
 from bertcore.nn.layers import LayerNorm, Linear, drop
-from bertcore.nn.layout import Layout
 from bertcore.nn.operation import operation
 from bertcore.nn.packing import FEWEST_TOKENS, capacity_for
 from bertcore.nn.parameter import Block, Parameter, PerVersion
@@ -368,13 +367,11 @@ class DisentangledAttentionByHead(DisentangledAttention):
     position_key_has_bias = False
 
     def _make_projections(self, names: Mapping[str, str], layer: LayerSpec) -> list[Linear]:
-        width, heads = layer.hidden_size, layer.num_heads
+        shape = (layer.hidden_size,)
         self.query_bias, self.value_bias = (
-            Parameter(names[f"{part}_bias"], shape=(width,), initial="zeros") for part in ("query", "value")
+            Parameter(names[f"{part}_bias"], shape=shape, initial="zeros") for part in ("query", "value")
         )
-        split = (heads, 3, width // heads, width)
-        by_head = Layout((3 * width, width), axes=(1, 0, 2, 3), row_axes=3, split=split)
-        return [Linear(names["qkv"], in_features=width, out_features=3 * width, bias=False, layout=by_head)]
+        return super()._make_projections(names, layer)
 
     def _bias(self, run: Pass) -> Tensor:
         query, value = self.query_bias.value(run), self.value_bias.value(run)
