@@ -48,26 +48,27 @@ def spec(
     """
     read = ConfigReader(config, DEFAULTS | defaults)
     width, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    groups = read.size("num_key_value_heads", heads)
-    head_dim = read.size("head_dim", max(width // heads, 1))
-    longest = read.size("max_position_embeddings", most=MOST_POSITIONS)
     layer = {
         "norm": RMSNorm,
         "norm_first": True,
         "gate": "first",
-        "num_key_value_heads": groups,
-        "head_dim": head_dim,
+        "num_key_value_heads": read.size("num_key_value_heads", heads),
+        "head_dim": read.size("head_dim", max(width // heads, 1)),
         "without_bias": NORMS
         | frozenset(() if read.flag("attention_bias", False) else ATTENTION)
         | frozenset(() if read.flag("mlp_bias", False) else FEED_FORWARD),
     }
-    fixed: dict[str, Any] = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest}
-    fixed |= {"classifier_dropout": 0.0, "without_bias": frozenset({"final_norm"})}
-    if each_layer is None:
-        layer["rotary"] = rotary_of_all_layers(read, head_dim, 10_000.0)
-    else:
-        fixed["each_layer"] = each_layer
-    return standard_spec(config, keys=KEYS, defaults=defaults, layer=layer, **fixed)
+    return standard_spec(
+        config,
+        keys=KEYS,
+        defaults=defaults,
+        layer=layer,
+        each_layer=each_layer or rotary_of_all_layers(read, 10_000.0),
+        type_vocab_size=0,
+        longest_text=read.size("max_position_embeddings", most=MOST_POSITIONS),
+        classifier_dropout=0.0,
+        without_bias=frozenset({"final_norm"}),
+    )
 
 
 def heads(read: ConfigReader) -> Mapping[str, HeadSpec]:

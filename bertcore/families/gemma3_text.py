@@ -66,7 +66,6 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         layer=layer,
         each_layer=by_kind(kinds, ropes, thetas, window, longest),
         type_vocab_size=0,
-        max_positions=0,
         longest_text=longest,
         embedding_scale=read.size("hidden_size") ** 0.5,
         without_bias=frozenset({"final_norm"}),

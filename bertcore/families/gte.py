@@ -42,8 +42,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
             "without_bias": frozenset({"expand"}),
             "inner_dropout": read.rate("hidden_dropout_prob", 0.1),
         },
-        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
-        max_positions=0,
+        each_layer=rotary_of_all_layers(read, theta),
         longest_text=read.size("max_position_embeddings"),
     )
 

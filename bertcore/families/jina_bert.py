@@ -61,7 +61,6 @@ def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:
             "without_bias": frozenset({"expand"}),
             "query_norm_size": read.size("hidden_size", 768),
         },
-        max_positions=0,
         longest_text=read.size("max_position_embeddings", 512),
         is_relative=True,
         biases_scores=True,

@@ -37,8 +37,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         config,
         defaults=DEFAULTS,
         position_embedding_type="rotary",
-        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(read, layer.head_size, theta)),
-        max_positions=0,
+        each_layer=rotary_of_all_layers(read, theta),
         longest_text=read.size("max_position_embeddings"),
     )
 

@@ -45,7 +45,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
     rate = read.rate("attention_dropout", 0.0)
     layer |= {"dropout": 0.0, "inner_dropout": read.rate("mlp_dropout", 0.0)}
     layer |= {"attention_dropout": rate, "attention_output_dropout": rate}
-    fixed = {"type_vocab_size": 0, "max_positions": 0, "longest_text": longest, "is_relative": True}
+    fixed = {"type_vocab_size": 0, "longest_text": longest, "is_relative": True}
     fixed["without_bias"] = _without(norm_bias, "embeddings_norm", "final_norm")
     fixed["embedding_dropout"] = read.rate("embedding_dropout", 0.0)
     found = standard_spec(config, keys=KEYS, defaults=DEFAULTS, layer=layer, each_layer=of_its_kind, **fixed)

@@ -48,7 +48,6 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         },
         each_layer=with_rotary,
         type_vocab_size=0,
-        max_positions=0,
         longest_text=read.size("max_length", 4096, most=MOST_POSITIONS),
         without_bias=frozenset({"final_norm"}),
         classifier_dropout=read.rate("classifier_dropout", 0.1),

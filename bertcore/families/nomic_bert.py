@@ -208,8 +208,7 @@ def spec(config: Mapping[str, Any]) -> EncoderSpec:
         keys=KEYS,
         defaults=DEFAULTS,
         layer=layer,
-        each_layer=lambda index, layer: replace(layer, rotary=rotary_of_all_layers(rope, layer.head_size, theta)),
-        max_positions=0,
+        each_layer=rotary_of_all_layers(rope, theta),
         longest_text=read.size("n_positions", trained, most=MOST_POSITIONS),
         details=_mixture(read),
     )

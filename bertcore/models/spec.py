@@ -72,6 +72,7 @@ def standard_spec(
         each_layer: (index, the layers' common spec) -> the spec of one layer, if layers differ.
         position_embedding_type: the only value that the key of this name may have in the family.
         choices: attributes of the EncoderSpec that override the keys; also num_layers, and the layers' hidden_size.
+            With longest_text there is no position table.
 
     Raises:
         ValueError: for a wrong key of the config; the message names it and what was expected.
@@ -93,7 +94,7 @@ def standard_spec(
         "embedding_size": hidden_size,
         "layers": tuple(each_layer(index, common) for index in range(num_layers)),
         "type_vocab_size": read.count("type_vocab_size"),
-        "max_positions": read.size("max_position_embeddings", most=MOST_POSITIONS),
+        "max_positions": 0 if "longest_text" in choices else read.size("max_position_embeddings", most=MOST_POSITIONS),
         "layer_norm_eps": common.norm_eps,
         "initializer_range": read.number("initializer_range"),
         "pad_token_id": read.index("pad_token_id", None, vocab_size),
@@ -191,8 +192,7 @@ class ConfigReader:
         """Return a reader of the object under the first of `keys` that has one; an empty reader if all are absent."""
         key = next((key for key in keys if self._get(key, None)), keys[-1])
         value = self._get(key, {})
-        if not isinstance(value, Mapping):
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an object")
+        self._check(key, value, isinstance(value, Mapping), "an object")
         return ConfigReader(value, within=f"{self.name(key)}.")
 
     def sections(self, *keys: str) -> dict[str, "ConfigReader"]:
@@ -205,35 +205,28 @@ class ConfigReader:
         """Return the list at `key`: as many of the `allowed` values as `default` has."""
         values = self._get(key, default)
         is_known = isinstance(values, list | tuple) and all(value in allowed for value in values)
-        if not is_known or len(values) != len(default):
-            known = " or ".join(map(repr, allowed))
-            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of {len(default)}, {known} each")
-        return tuple(values)
+        expected = f"a list of {len(default)}, {' or '.join(map(repr, allowed))} each"
+        return tuple(self._check(key, values, is_known and len(values) == len(default), expected))
 
     def names(self, key: str) -> tuple[str, ...]:
         """Return a list of distinct names; empty if the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and all(isinstance(value, str) for value in values)
-        if not is_list or len(set(values)) != len(values):
-            raise ValueError(f"config: {self.name(key)} is {values!r}, expected a list of names, each once")
-        return tuple(values)
+        is_right = is_list and len(set(values)) == len(values)
+        return tuple(self._check(key, values, is_right, "a list of names, each once"))
 
     def numbers(self, key: str, count: int) -> tuple[float | None, ...]:
         """Return a list of `count` numbers of at least 0, or nulls; empty if the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and len(values) in (0, count)
-        if not is_list or not all(value is None or _is_bounded(value) for value in values):
-            raise ValueError(f"config: {self.name(key)} is {values!r:.200}, expected {count} numbers or nulls")
-        return tuple(values)
+        is_right = is_list and all(value is None or _is_bounded(value, MOST) for value in values)
+        return tuple(self._check(key, values, is_right, f"{count} numbers or nulls"))
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """Return a positive integer, at most `most`."""
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a positive integer")
-        if value > most:
-            raise ValueError(f"config: {self.name(key)} is {value}, expected at most {most}")
-        return value
+        self._check(key, value, _is_integer(value) and value >= 1, "a positive integer")
+        return self._check(key, value, value <= most, f"at most {most}")
 
     def count(self, key: str, default: int | None = None) -> int:
         return 0 if self._get(key, default) == 0 else self.size(key, default)
@@ -241,35 +234,26 @@ class ConfigReader:
     def index(self, key: str, default: int | None, size: int) -> int | None:
         """Return an integer in [0, size), or None."""
         value = self._config.get(self._key_in_config(key), self._defaults.get(key, default))
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < size):
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected 0 to {size - 1}, or null")
-        return value
+        is_right = value is None or (_is_integer(value) and 0 <= value < size)
+        return self._check(key, value, is_right, f"0 to {size - 1}, or null")
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected an integer")
-        return value
+        return self._check(key, value, _is_integer(value), "an integer")
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number that is not negative."""
         value = self._get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= sys.float_info.max:
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected a finite number of at least 0")
-        return float(value)
+        return float(self._check(key, value, _is_bounded(value, sys.float_info.max), "a finite number of at least 0"))
 
     def rate(self, key: str, default: float | None = None) -> float:
         """Return a dropout rate, at least 0 and below 1."""
         value = self.number(key, default)
-        if value >= 1:
-            raise ValueError(f"config: {self.name(key)} is {value}, expected at least 0 and below 1")
-        return value
+        return self._check(key, value, value < 1, "at least 0 and below 1")
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"config: {self.name(key)} is {value!r}, expected true or false")
-        return value
+        return self._check(key, value, isinstance(value, bool), "true or false")
 
     def activation(self, key: str, default: str | None = None) -> str:
         """Return the kernels' name for a published activation name."""
@@ -293,6 +277,12 @@ class ConfigReader:
         value = self._config.get(self._key_in_config(key))
         value = value.tolist() if isinstance(value, np.ndarray) else value  # of GGUF
         return self._defaults.get(key, default) if value is None else value
+
+    def _check(self, key: str, value: Any, is_right: bool, expected: str) -> Any:
+        """Return `value`. Raises ValueError unless it `is_right`."""
+        if not is_right:
+            raise ValueError(f"config: {self.name(key)} is {value!r:.200}, expected {expected}")
+        return value
 
     def name(self, key: str) -> str:
         return self._within + self._key_in_config(key)
@@ -330,8 +320,12 @@ class ConfigReader:
         return [names.get(index, f"LABEL_{index}") for index in range(count)]
 
 
-def _is_bounded(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_bounded(value: object, most: float) -> bool:
+    return (isinstance(value, float) or _is_integer(value)) and 0 <= value <= most
 
 
 # rope_type of a published config -> the name of the scaling in `kernels.rotary_tables`.
@@ -381,16 +375,16 @@ def by_kind(kinds: Sequence[str], ropes: Mapping[str, ConfigReader], thetas: Map
     return of_its_kind
 
 
-def rotary_of_all_layers(read: ConfigReader, head_dim: int, theta: float) -> RotarySpec:
-    """Return the rotary positions that all layers of a config share.
+def rotary_of_all_layers(read: ConfigReader, theta: float) -> Callable[[int, LayerSpec], LayerSpec]:
+    """Return `each_layer` of standard_spec: the rotary positions that all layers of a config share.
 
     They are read from rope_parameters or, before transformers 5, from rope_scaling and rope_theta. `theta` is the
     default of rope_theta.
     """
-    theta = read.number("rope_theta", theta)
-    trained = read.size("max_position_embeddings", most=MOST_POSITIONS)
+    how = {"theta": read.number("rope_theta", theta)}
+    how["trained_length"] = read.size("max_position_embeddings", most=MOST_POSITIONS)
     section = read.section("rope_scaling", "rope_parameters")
-    return rotary_spec(section, head_dim=head_dim, theta=theta, trained_length=trained)
+    return lambda index, layer: replace(layer, rotary=rotary_spec(section, head_dim=layer.head_size, **how))
 
 
 def rope_parameters(rotary: RotarySpec) -> dict[str, Any]:
