@@ -73,14 +73,6 @@ def published_code(*modules: str, repositories: Sequence[str]) -> tuple[str, ...
     return *modules, *(f"{repository}--{module}" for repository in repositories for module in modules)
 
 
-def _no_adapters(read: ConfigReader) -> Adapters:
-    return Adapters()
-
-
-def _unchanged(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
-    return config
-
-
 @dataclass(frozen=True)
 class Family:
     """The record of a family: how to read its config, its names in a checkpoint, and its blocks.
@@ -138,9 +130,9 @@ class Family:
     aliases: tuple[str, ...] = ()
     code: tuple[str, ...] = ()
     end_of_text: int | None = None
-    adapters: Callable[[ConfigReader], Adapters] = _no_adapters
+    adapters: Callable[[ConfigReader], Adapters] = lambda read: Adapters()
     generator: Callable[..., Mapping[str, Any]] | None = None
-    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _unchanged
+    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = lambda config, spec: config
 
 
 families_by_type: dict[str, Family] = {}  # by model_type, aliases included

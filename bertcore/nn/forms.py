@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -120,12 +120,6 @@ class Forms:
         """True if the values are only on GPUs."""
         return self.array is None and bool(self.on_gpus)
 
-    def _where_it_is(self) -> NativeArray:
-        """Return the array on the current GPU, else on another GPU that has it, else copy it to the current one."""
-        if not self.on_gpus:
-            return self._on_device(kernels.current_gpu())
-        return self.on_gpus.get(kernels.current_gpu(), next(iter(self.on_gpus.values())))
-
     def own_array(self) -> NativeArray:
         """Return the values in a writable array, on the GPU if they are there or used there, else in host memory.
 
@@ -133,7 +127,8 @@ class Forms:
         """
         was_on_device = self.is_on_device
         if was_on_device or kernels.get_backend() == "cupy":
-            array = self._where_it_is()
+            gpu = kernels.current_gpu()
+            array = self.on_gpus.get(gpu, next(iter(self.on_gpus.values()))) if self.on_gpus else self._on_device(gpu)
             return array if self.is_own or not was_on_device else array.astype(self.dtype, order="C")
         array = self.on_host()
         if self.is_own:
@@ -207,11 +202,7 @@ class Forms:
         if backend == "numpy" and not self.is_low:
             array = self.array  # read once, as another thread may free it
             return self._array(place) if array is None else array
-        weight = self.weights.get((backend, gpu))
-        if weight is None:
-            with _preparing:
-                weight = self.weights.get((backend, gpu)) or self._prepare(backend, gpu)
-        return weight
+        return _kept(self.weights, (backend, gpu), lambda: self._prepare(backend, gpu))
 
     def _weight_to_train(self, place: Place) -> NativeArray | kernels.PreparedWeight:
         """Return the weight of a linear map that changes with each step.
@@ -234,26 +225,18 @@ class Forms:
         backend, gpu, dtype = place
         if backend != "cupy" and dtype != "bfloat16":
             raise ValueError(f"autocast({dtype!r}) is for GPUs: on the CPU use 'bfloat16'")
-        with _preparing:
-            if place not in self.rounded:
-                self.rounded[place] = (
-                    kernels.prepare_weight(self._rounded_on_device(gpu, dtype), backend=backend)
-                    if backend == "cupy"
-                    else kernels.prepare_weight(self.on_host(), dtype=dtype, backend=backend)
-                )
-        return self.rounded[place]
+
+        def prepare() -> kernels.PreparedWeight:
+            if backend == "cupy":
+                return kernels.prepare_weight(self._rounded_on_device(gpu, dtype), backend=backend)
+            return kernels.prepare_weight(self.on_host(), dtype=dtype, backend=backend)
+
+        return _kept(self.rounded, place, prepare)
 
     def _rounded_on_device(self, gpu: int, dtype: str) -> NativeArray:
         """Return the device array in the dtype of `autocast`."""
-        key = gpu, dtype
-        array = self.copies.get(key)
-        if array is None:
-            with _preparing:
-                if key not in self.copies:
-                    wanted = bfloat16() if dtype == "bfloat16" else dtype
-                    self.copies[key] = self._on_device(gpu).astype(wanted, order="C")
-                array = self.copies[key]
-        return array
+        wanted = bfloat16() if dtype == "bfloat16" else dtype
+        return _kept(self.copies, (gpu, dtype), lambda: self._on_device(gpu).astype(wanted, order="C"))
 
     def _on_device(self, gpu: int) -> NativeArray:
         if self.dtype == np.int8:
@@ -261,14 +244,9 @@ class Forms:
                 f"this model was loaded with dtype={self.precision!r}, which runs only on the CPU (backends "
                 'numpy and numba): load it with dtype="float16" or "bfloat16" for the GPU'
             )
-        array = self.on_gpus.get(gpu)
-        if array is None:
-            with _preparing:
-                if gpu not in self.on_gpus:
-                    array = np.asarray(self.on_host(), self.dtype, order="C")
-                    self.on_gpus[gpu] = kernels.to_backend(array, "cupy")
-                array = self.on_gpus[gpu]
-        return array
+        return _kept(
+            self.on_gpus, gpu, lambda: kernels.to_backend(np.asarray(self.on_host(), self.dtype, order="C"), "cupy")
+        )
 
     def _prepare(self, backend: str, gpu: int) -> kernels.PreparedWeight:
         if self.array is None and self.dtype == np.int8:
@@ -278,7 +256,7 @@ class Forms:
             weight = kernels.prepare_weight(self._on_device(gpu), backend=backend)  # sharing memory with the table
         else:
             weight = self._prepared(backend, self.on_host())
-        self.weights[backend, gpu] = weight
+        self.weights[backend, gpu] = weight  # before the array is freed
         self.reads.clear()
         if self.array is not None and not self.is_own:
             release_pages(self.array)
@@ -319,6 +297,17 @@ class Forms:
                 raise ValueError(f"{self.label}: {error}") from error
             scales.append(scale)
         return values, Scales(np.concatenate(scales), None)
+
+
+def _kept(made: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+    """Return made[key]; `make` computes a missing one, in one thread."""
+    found = made.get(key)
+    if found is None:
+        with _preparing:
+            found = made.get(key)
+            if found is None:
+                found = made[key] = make()
+    return found
 
 
 def refreshed_copies(forms: Sequence[Forms], arrays: Sequence[Any]) -> list[Copies]:
