@@ -183,6 +183,7 @@ class RecurrentDetails:
         return self.memory_length > 0
 
     trains_with_memory = returns_memory
+    reuse_length = 0
 
 
 def spec(config: Mapping[str, Any]) -> EncoderSpec:

@@ -47,8 +47,9 @@ class RecurrentAdapter(Adapter):
     attend to all of it, and no gradient flows into it. If the call has a memory, padding is kept as tokens, so that all
     sequences have the same length.
 
-    The spec's details have memory_length (None for all), clamp_length (0 for no clamping), same_length, and whether
-    memories are returned (returns_memory, or trains_with_memory while a tape records).
+    The spec's details have memory_length (None for all), reuse_length (the number of a segment's first tokens that are
+    remembered, 0 for all), clamp_length (0 for no clamping), same_length, and whether memories are returned
+    (returns_memory, or trains_with_memory while a tape records).
     """
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
@@ -143,7 +144,9 @@ class RecurrentAdapter(Adapter):
         """Return the lowest and the highest encoded distance, and the row of each distance, an array of `xp`."""
         details = self.spec.details
         highest = max(longest + memory - 1, 0)
-        first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (self._lowest(longest, highest), highest))
+        lowest = 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
+        lowest = -highest if self.needs_whole_batch else lowest  # of sequences that run backwards
+        first, last = (distance // RANGE_STEP * RANGE_STEP for distance in (lowest, highest))
         last += RANGE_STEP - 1
         if details.clamp_length > 0:
             first, last = max(first, -details.clamp_length), min(last, details.clamp_length)
@@ -160,20 +163,11 @@ class RecurrentAdapter(Adapter):
             kept[distances] = {}
         return kept.get(distances, {})
 
-    def _lowest(self, longest: int, highest: int) -> int:
-        """Return the lowest distance that occurs."""
-        return 0 if self.spec.layers[0].is_causal else min(1 - longest, 0)
-
-    def _visible(self, inputs: EncoderInput, longest: int, memory: int) -> np.ndarray | None:
-        """Return the keys that each query may attend to, (sequences or 1, longest, memory + longest); None for all."""
-        visible = self._given_mask(inputs, memory)
-        if self.spec.layers[0].is_causal:
-            causal = self._causal_mask(np, longest, memory)
-            visible = causal[None] if visible is None else visible & causal
-        return visible
-
     def _given_mask(self, inputs: EncoderInput, memory: int) -> np.ndarray | None:
-        """Return `_visible` by the call's masks only."""
+        """Return the keys that a call's masks let each query attend to; None for all.
+
+        The shape is (sequences, longest or 1, memory + longest).
+        """
         visible = getattr(inputs, "visible", None)
         if visible is None and inputs.key_mask is not None:
             visible = inputs.on_host.key_mask[:, 0]
@@ -207,7 +201,7 @@ class RecurrentAdapter(Adapter):
             memory = inputs.mems[0].shape[0] // packed.shape[0]
         if inputs.returns_memory:
             old = inputs.mems or [None] * self.spec.num_layers
-            given = self._given(states)
+            given = [state[0] if type(state) is tuple else state for state in states[:-1]]
             mems = tuple(self._next_memory(run, each, before, packed) for each, before in zip(given, old, strict=True))
         traced = {
             "mems": mems,
@@ -216,25 +210,17 @@ class RecurrentAdapter(Adapter):
         }
         return Encoded(run, packed, inputs, state, traced)
 
-    def _given(self, states: list) -> list[Any]:
-        """Return the inputs of the layers, from the states of a trace."""
-        return states[:-1]
-
     def _next_memory(self, run: Pass, state: Tensor, before: NativeArray | None, packed: PackedBatch) -> NativeArray:
         """Return a layer's memory, (memory, sequences, hidden), from its input in this call and its previous memory."""
         plain, sequences = value_of(state), packed.shape[0]
         state = plain.reshape(*packed.shape, plain.shape[1]) if packed.is_full else packed.pad(run, plain)
-        state = self._remembered(state.transpose(1, 0, 2))
+        state = state.transpose(1, 0, 2)[: self.spec.details.reuse_length or None]
         xp = kernels.array_module(state)
         if before is not None and sequences:
             before = before.reshape(sequences, -1, state.shape[2]).transpose(1, 0, 2).astype(state.dtype, copy=False)
             state = xp.concatenate([before, state])
         length = self.spec.details.memory_length
         return xp.ascontiguousarray(state if length is None else state[max(len(state) - length, 0) :])
-
-    def _remembered(self, state: Tensor) -> NativeArray:
-        """Return the part of (length, sequences, hidden) that is remembered."""
-        return state
 
     def _padded_states(self, run: Pass, states: list, inputs: RecurrentInput) -> tuple[Any, ...]:
         return tuple(inputs.packed.pad(run, state) for state in states)

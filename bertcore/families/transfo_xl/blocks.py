@@ -149,25 +149,17 @@ class RelativeAttention(Sublayer):
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
         key, value, positions = (self._heads(run, each) for each in keys)
         arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
-        attended = self._attend_in(run, context, positions, attention_dtype(run, weight), *arrays)
-        return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
-
-    def _attend_in(
-        self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Tensor
-    ) -> Tensor:
-        """Return attention of all sequences, or of those that run forwards followed by those that run backwards."""
-        halves = context.relations.halves
+        given, halves = (positions, attention_dtype(run, weight)), context.relations.halves
         if halves is None:
-            return self._attended(run, context, positions, compute_dtype, *arrays)
-        probabilities: list | None = None if run.trace.attentions is None else []
-        inner = replace(run, trace=replace(run.trace, attentions=probabilities))
-        parts = [
-            self._attended(inner, half.context(context), positions, compute_dtype, *half.cut(run, *arrays))
-            for half in halves
-        ]
-        if probabilities is not None:
-            run.trace.attentions.append(functional.concatenate(run, *probabilities))
-        return functional.concatenate(run, *parts)
+            attended = self._attended(run, context, *given, *arrays)
+        else:
+            probabilities: list | None = None if run.trace.attentions is None else []
+            inner = replace(run, trace=replace(run.trace, attentions=probabilities))
+            parts = [self._attended(inner, half.context(context), *given, *half.cut(run, *arrays)) for half in halves]
+            if probabilities is not None:
+                run.trace.attentions.append(functional.concatenate(run, *probabilities))
+            attended = functional.concatenate(run, *parts)
+        return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
 
     def _attended(
         self,

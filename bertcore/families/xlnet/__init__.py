@@ -35,7 +35,7 @@ class TwoStreamDetails:
     """Settings of XLNet's memory and attention; see `RecurrentAdapter`."""
 
     memory_length: int | None
-    reuse_length: int  # the number of a segment's first tokens that are remembered; 0 for all
+    reuse_length: int
     clamp_length: int
     same_length: bool
     returns_memory: bool
@@ -129,8 +129,10 @@ class TwoStreamAdapter(RecurrentAdapter):
         if self.needs_whole_batch:
             offsets = inputs.on_host.cu_seqlens
             relations.halves = _halves(relations, offsets, longest, before)
-        visible = self._visible(inputs, longest, before)
-        itself = None
+        visible, itself = self._given_mask(inputs, before), None
+        if self.spec.layers[0].is_causal:
+            causal = self._causal_mask(np, longest, before)
+            visible = causal[None] if visible is None else visible & causal
         if visible is not None:
             itself = np.arange(before + longest) == before + np.arange(longest)[:, None]
         shared = {"relations": relations, "memories": memories}
@@ -160,17 +162,8 @@ class TwoStreamAdapter(RecurrentAdapter):
         encoded.inputs = replace(inputs, **dict(zip(names, map(run.to_backend, ends), strict=True)))
         return encoded
 
-    def _given(self, states: list) -> list[Any]:
-        return [state[0] if isinstance(state, tuple) else state for state in states[:-1]]
-
-    def _lowest(self, longest: int, highest: int) -> int:
-        return -highest if self.needs_whole_batch else super()._lowest(longest, highest)
-
     def _within_length(self, ahead: np.ndarray, memory: int) -> np.ndarray:
         return ahead >= 0
-
-    def _remembered(self, state: Tensor) -> Tensor:
-        return state[: self.spec.details.reuse_length] if self.spec.details.reuse_length else state
 
     def _padded_states(self, run: Pass, states: list, inputs: TwoStreamInput) -> tuple[Any, ...]:
         if inputs.target_mapping is None:
