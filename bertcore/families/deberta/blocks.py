@@ -322,24 +322,23 @@ class DisentangledAttention(SelfAttention):
 
     def _bias_and_tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any, Any]:
         """Return the bias of qkv, (3 * hidden,), and the projected positions, (rows, heads, head_dim) each or None."""
-        if positions.is_trained:
-            return self._bias(run), *self._by_head(run, positions)
+
+        def computed() -> tuple[Any, ...]:
+            shape, tables = (-1, self.spec.num_heads, self.spec.head_size), self._tables(run, positions)
+            by_head = (None if table is None else functional.reshape(run, table, shape=shape) for table in tables)
+            return self._bias(run), *by_head
 
         def contiguous() -> tuple[Any, ...]:
-            arrays = self._bias(run), *self._by_head(run, positions)
             return tuple(
-                None if array is None else kernels.array_module(array).ascontiguousarray(array) for array in arrays
+                None if array is None else kernels.array_module(array).ascontiguousarray(array) for array in computed()
             )
 
+        if positions.is_trained:
+            return computed()
         return self._constants.get(run, (self.version, positions.block.version), contiguous)
 
     def _bias(self, run: Pass) -> Tensor:
         return self.projections[0].bias.value(run)
-
-    def _by_head(self, run: Pass, positions: PositionsOfPass) -> Iterator[Any]:
-        for table in self._tables(run, positions):
-            shape = -1, self.spec.num_heads, self.spec.head_size
-            yield None if table is None else functional.reshape(run, table, shape=shape)
 
     def _tables(self, run: Pass, positions: PositionsOfPass) -> tuple[Any, Any]:
         """Return the projected positions that queries and keys are multiplied with."""

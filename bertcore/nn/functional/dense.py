@@ -67,7 +67,7 @@ def linear(
     if type(weight) is LowRankWeight:
         return _linear_of_low_rank(run, input, weight, bias, residual, activation)
     if type(input) is Variable and type(weight) is not Variable:
-        return _linear_of_frozen(run, input, bias, residual, weight=weight, activation=activation)
+        return _linear(run, input, weight, bias, residual, activation=activation, needs_weight=False)
     return _linear(run, input, weight, bias, residual, activation=activation)
 
 
@@ -90,32 +90,14 @@ def grouped_linear(
         weight.observe(input)
         weight = weight.weight
     if type(input) is Variable and type(weight) is not Variable:
-        return _grouped_of_frozen(run, input, weight=weight, offsets=offsets, activation=activation)
+        return _grouped(run, input, weight, offsets=offsets, activation=activation, needs_weight=False)
     return _grouped(run, input, weight, offsets=offsets, activation=activation)
 
 
 @operation()
-def _grouped(run: Pass, input: Tensor, weight: Weight, *, offsets: Sequence[int], activation: str | None) -> Tensor:
-    return _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=True)
-
-
-@_grouped.inference
-def _grouped_forward(run, input, weight, *, offsets, activation):
-    outputs = [
-        LINEAR.forward(run.backend, input[rows], share, None, activation, None)
-        for rows, share in _groups(weight, offsets)
-    ]
-    return kernels.array_module(input).concatenate(outputs)
-
-
-@operation()
-def _grouped_of_frozen(run: Pass, input: Tensor, *, weight: Weight, offsets: Sequence[int],
-                       activation: str | None) -> Tensor:  # fmt: skip
-    output, pullback = _grouped_with_pullback(run, input, weight, offsets, activation, needs_weight=False)
-    return output, lambda grad: pullback(grad)[:1]
-
-
-def _grouped_with_pullback(run, input, weight, offsets, activation, *, needs_weight):
+def _grouped(run: Pass, input: Tensor, weight: Weight, *, offsets: Sequence[int], activation: str | None,
+             needs_weight: bool = True) -> Tensor:  # fmt: skip
+    """Compute `grouped_linear`; without `needs_weight` the weight has no gradient."""
     xp, groups = kernels.array_module(input), _groups(weight, offsets)
     computed = [
         _with_pullback(run, input[rows], share, None, None, activation, needs_weight=needs_weight)
@@ -134,6 +116,15 @@ def _grouped_with_pullback(run, input, weight, offsets, activation, *, needs_wei
         return xp.concatenate([of_input for of_input, *_ in found]), of_weight
 
     return xp.concatenate([output for output, _ in computed]), pullback
+
+
+@_grouped.inference
+def _grouped_forward(run, input, weight, *, offsets, activation):
+    outputs = [
+        LINEAR.forward(run.backend, input[rows], share, None, activation, None)
+        for rows, share in _groups(weight, offsets)
+    ]
+    return kernels.array_module(input).concatenate(outputs)
 
 
 def _groups(weight, offsets):
@@ -162,34 +153,15 @@ def _linear_of_low_rank(
 
 
 @operation(has_step=True)
-def _linear(
-    run: Pass,
-    input: Tensor,
-    weight: Weight,
-    bias: Tensor,
-    residual: Tensor | None = None,
-    *,
-    activation: str | None = None,
-) -> Tensor:
-    return _with_pullback(run, input, weight, bias, residual, activation, needs_weight=True)
+def _linear(run: Pass, input: Tensor, weight: Weight, bias: Tensor, residual: Tensor | None = None, *,
+            activation: str | None = None, needs_weight: bool = True) -> Tensor:  # fmt: skip
+    """Compute `linear`; without `needs_weight` the weight has no gradient."""
+    return _with_pullback(run, input, weight, bias, residual, activation, needs_weight=needs_weight)
 
 
 @_linear.inference
 def _linear_forward(run, input, weight, bias, residual=None, *, activation=None):
     return LINEAR.forward(run.backend, input, weight, bias, activation, residual)
-
-
-@operation()
-def _linear_of_frozen(run: Pass, input: Tensor, bias: Tensor | None, residual: Tensor | None, *, weight: Weight,
-                      activation: str | None) -> Tensor:  # fmt: skip
-    """Compute `linear` with a weight that has no gradient."""
-    output, pullback = _with_pullback(run, input, weight, bias, residual, activation, needs_weight=False)
-
-    def pullback_of_others(grad):
-        grad_input, _, *others = pullback(grad)
-        return grad_input, *others
-
-    return output, pullback_of_others
 
 
 def _with_pullback(run, input, weight, bias, residual, activation, *, needs_weight):
