@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class Graphs:
         key = inputs.on_gpu.capacities, bounds, has_gradient, settings
         given, sizes = (value_of(hidden), inputs.on_gpu.array), (inputs.capacity, len(inputs.on_gpu.array))
         arrays = [*zip(given, sizes, strict=True), (np.zeros(0, np.uint64), MOST_SEEDS)]
-        capture = _Capture(run, layers, inputs, bounds, has_gradient, read)
+        capture = _capture(run, layers, inputs, bounds, has_gradient, read)
         found = self._training.begin(version, key, capture, arrays)
         return None if found is None else _recorded(run, found, hidden, (*given, _seeds(run, found.kept.seeds)))
 
@@ -202,39 +203,30 @@ def _seeds(run: Pass, drawn: _SeedsOnGPU | None) -> NativeArray:
     return run.to_backend(seeds)
 
 
-class _Kept:
-    """Objects that live as long as the graphs: the arrays that they read, the seeds, the owners of the gradients."""
+def _capture(
+    run: Pass, layers: Callable, inputs: EncoderInput, bounds: Bounds, has_gradient: bool, read: list[Any]
+) -> Callable[..., tuple[Any, Callable[[Any], tuple[Any, ...]], Any]]:
+    """Return a function that runs the layers so that graphs can be captured."""
+    around = run.seeds
 
-    def __init__(self, has_hidden: bool, seeds: _SeedsOnGPU | None, *arrays: NativeArray):
-        self.has_hidden, self.seeds, self.arrays, self.parameters = has_hidden, seeds, arrays, ()
-
-
-class _Capture:
-    """Run the layers so that graphs can be captured."""
-
-    def __init__(
-        self, run: Pass, layers: Callable, inputs: EncoderInput, bounds: Bounds, has_gradient: bool, read: list[Any]
-    ):
-        self._run, self._layers, self._inputs, self._bounds = run, layers, inputs, bounds
-        self._has_gradient, self._read = has_gradient, read
-
-    def __call__(self, hidden: Tensor, integers: Any, seeds: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]:
-        around, tape = self._run.seeds, Tape()
-        drawn = None if around is None else _SeedsOnGPU(seeds, around.count)
-        first = tape.leaf(_HIDDEN, hidden) if self._has_gradient else hidden
-        run = replace(self._run, tape=tape, seeds=drawn)
-        state, context = self._layers(run, first, self._inputs.with_capacity(integers, self._bounds))
+    def capture(hidden: Tensor, integers: Any, seeds: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]], Any]:
+        tape, drawn = Tape(), None if around is None else _SeedsOnGPU(seeds, around.count)
+        first = tape.leaf(_HIDDEN, hidden) if has_gradient else hidden
+        state, context = layers(replace(run, tape=tape, seeds=drawn), first, inputs.with_capacity(integers, bounds))
         if type(state) is not Variable or state is first:
             raise NotCaptured("nothing that its layers read has a gradient")
-        kept = _Kept(self._has_gradient, drawn, context, self._read)
+        # They live as long as the graphs: what these read, the seeds, and the owners of the gradients.
+        kept = SimpleNamespace(has_hidden=has_gradient, seeds=drawn, read=(context, read), parameters=())
 
         def backward(gradient: NativeArray) -> tuple[Any, ...]:
             found = tape.gradients(state, gradient)
-            of_hidden = [found.pop(_HIDDEN)] if self._has_gradient else []
+            of_hidden = [found.pop(_HIDDEN)] if has_gradient else []
             kept.parameters = tuple(found)
             return *of_hidden, *found.values()
 
         return state.value, backward, kept
+
+    return capture
 
 
 def _recorded(run: Pass, found: TrainingPass, hidden: Tensor, given: tuple[Any, ...]) -> Variable:

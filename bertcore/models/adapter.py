@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from bertcore.kernels.arrays import ArrayLike
 from bertcore.models.inputs import EncoderInput, pack, pack_sequences
 from bertcore.nn.blocks import LayerContext
 from bertcore.nn.packing import PackedBatch
@@ -59,18 +58,8 @@ class Adapter(Block):
         self._rotary_tables = RotaryTables()
         self._rotaries = {layer.rotary for layer in spec.layers} - {None}
 
-    def pack(
-        self,
-        run: Pass,
-        input_ids: ArrayLike,
-        attention_mask: ArrayLike | None = None,
-        token_type_ids: ArrayLike | None = None,
-        position_ids: ArrayLike | None = None,
-        *,
-        keep_padding: bool = False,
-    ) -> EncoderInput:
-        """Check and pack the arguments of a call; the family's own inputs are passed by keyword (`Family.inputs`)."""
-        given = input_ids, attention_mask, token_type_ids, position_ids
+    def pack(self, run: Pass, *given: Any, keep_padding: bool = False) -> EncoderInput:
+        """Check and pack the arguments of a call, in the order of `inputs.pack`; others come by keyword."""
         return pack(self.spec, *given, keep_padding=keep_padding).to_backend(run)
 
     def pack_sequences(

@@ -126,8 +126,9 @@ def integer_batch(name: str, values: ArrayLike, axes: tuple[str, ...] = ("sequen
     array = _host_array(name, values)
     if array.dtype.kind not in "iu":
         raise TypeError(f"{name} holds {array.dtype}, expected integers")
-    if isinstance(values, list | tuple):
-        _check_no_flags(name, values)
+    for index, row in enumerate(values if isinstance(values, list | tuple) else ()):
+        if _holds_flags(row):  # NumPy silently reads Booleans among integers as 0 or 1
+            raise TypeError(f"{name}[{index}] holds bool, expected integers")
     if array.ndim < len(axes) and array.size == 0:
         array = array.reshape(*array.shape[:-1], *[0] * (len(axes) + 1 - array.ndim))
     if array.ndim != len(axes):
@@ -148,13 +149,6 @@ def _host_array(name: str, values: ArrayLike) -> np.ndarray:
     if (array.dtype == object or not array.ndim) and not isinstance(values, np.ndarray):  # NumPy accepts anything
         raise TypeError(f"{name} is {type(values).__name__}, expected (sequences, length): lists or an array")
     return array
-
-
-def _check_no_flags(name: str, rows: Sequence[Any]) -> None:
-    """Reject Booleans among integers, which NumPy silently reads as 0 or 1."""
-    for index, row in enumerate(rows):
-        if _holds_flags(row):
-            raise TypeError(f"{name}[{index}] holds bool, expected integers")
 
 
 def _holds_flags(row: Any) -> bool:

@@ -162,18 +162,9 @@ class RelativeAttention(Sublayer):
         return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
 
     def _attended(
-        self,
-        run: Pass,
-        context: RecurrentContext,
-        positions: Tensor,
-        compute_dtype: str | None,
-        query: Tensor,
-        for_position: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scores: Tensor,
+        self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Tensor
     ) -> Tensor:
-        relations = context.relations
+        relations, (query, for_position, key, value, scores) = context.relations, arrays
         relative = kernels.RelativePositions(
             relations.distance_rows,
             position_key=positions,
