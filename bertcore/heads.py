@@ -21,29 +21,21 @@ SOURCES = ("pooler", "first", "last", "last_word", "mean", "mean_of_dense", "tok
 
 @dataclass(frozen=True)
 class ClassifierSpec:
-    """A family's classifier; parts have their names in checkpoints, without ".weight" and ".bias".
+    """A family's classifier; parts have their names in checkpoints, without ".weight" and ".bias"."""
 
-    Attributes:
-        output: the last linear map.
-        source: the encoder's "pooler"; the hidden state of the "first" or "last" token, or of the "last_word" (the last
-            token except padding); the "mean" of all tokens; "mean_of_dense", the mean after `dense`; each of the
-            "tokens", or each plus the first one ("tokens_and_first"); "entities" (a family's own head).
-        dense: a linear map before `output`, of the hidden size.
-        activation: applied after `dense`, or to the source if there is no `dense`.
-        norm: a layer norm after the activation, or with norm_first before `dense`.
-        without_bias: those of "dense", "norm" and "output" that have no bias.
-        dropout, dense_dropout: dropout rates of the inputs of `output` and `dense`; None for the config's classifier
-            dropout (0 for dense_dropout if there is no `dense`).
-    """
-
-    output: str
+    output: str  # the last linear map
+    # the encoder's "pooler"; the hidden state of the "first" or "last" token, or of the "last_word" (the last token
+    # except padding); the "mean" of all tokens; "mean_of_dense", the mean after `dense`; each of the "tokens", or each
+    # plus the first one ("tokens_and_first"); "entities" (a family's own head)
     source: str
     _: KW_ONLY
-    dense: str | None = None
-    activation: str | None = None
-    norm: str | None = None
+    dense: str | None = None  # a linear map before `output`, of the hidden size
+    activation: str | None = None  # applied after `dense`, or to the source if there is no `dense`
+    norm: str | None = None  # a layer norm after the activation, or with norm_first before `dense`
     norm_first: bool = False
-    without_bias: frozenset[str] = frozenset()
+    without_bias: frozenset[str] = frozenset()  # those of "dense", "norm" and "output" that have no bias
+    # dropout rates of the inputs of `output` and `dense`; None for the config's classifier dropout (0 for
+    # dense_dropout if there is no `dense`)
     dropout: float | None = None
     dense_dropout: float | None = None
 
@@ -127,32 +119,23 @@ def _last_words(inputs: Any, padding: int | None) -> NativeArray:
 
 @dataclass(frozen=True)
 class LanguageModelSpec:
-    """A family's language-model head; parts have their names without ".weight" and ".bias", None if missing.
+    """A family's language-model head; parts have their names without ".weight" and ".bias", None if missing."""
 
-    Attributes:
-        decoder: the linear map to the vocabulary.
-        tied_bias: the full name of the decoder's bias if the decoder is tied to the word embeddings; None for a decoder
-            without a bias.
-        untied_bias: the full name of an untied decoder's bias; `decoder` and ".bias" by default.
-        transform, transform_norm, activation: the linear map before the decoder, its layer norm and its activation.
-        before, before_size: a linear map before the transform, with the same activation, and its width.
-        rest: a second map to the vocabulary, stored as (features, vocabulary), for the transform's features beyond the
-            width of the word embeddings (MobileBERT).
-        without_bias: those of "transform" (which includes `before`) and "transform_norm" that have no bias.
-        predicts_next: a token's scores predict the next token (GPT-2), not the token itself.
-    """
-
-    decoder: str
+    decoder: str  # the linear map to the vocabulary
+    # the full name of the bias of a decoder tied to the word embeddings; None for a decoder without a bias
     tied_bias: str | None
-    transform: str | None = None
+    transform: str | None = None  # the linear map before the decoder
     transform_norm: str | None = None
-    activation: str | None = None
-    before: str | None = None
+    activation: str | None = None  # of the transform
+    before: str | None = None  # a linear map before the transform, with the same activation
     before_size: int = 0
-    untied_bias: str | None = None
+    untied_bias: str | None = None  # the full name of an untied decoder's bias; `decoder` and ".bias" by default
+    # a second map to the vocabulary, stored as (features, vocabulary), for the transform's features beyond the width of
+    # the word embeddings (MobileBERT)
     rest: str | None = None
+    # those of "transform" (which includes `before`) and "transform_norm" that have no bias
     without_bias: frozenset[str] = frozenset()
-    predicts_next: bool = False
+    predicts_next: bool = False  # a token's scores predict the next token (GPT-2), not the token itself
 
 
 class LanguageModelHead(Block):

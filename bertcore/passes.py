@@ -122,26 +122,17 @@ class Seeds:
 
 @dataclass
 class Trace:
-    """The values that one pass keeps of its layers and heads; None for values not kept.
+    """The values that one pass keeps of its layers and heads; None for values not kept."""
 
-    Attributes:
-        states: the input of each layer and the output of the last.
-        attentions, projections: each layer's probabilities, and its (query, key, value).
-        shown_projections: the numbers of the layers, from 1 on, whose projections the caller asked for; None for all.
-        shows_states: whether the caller asked for the states (an adapter may need them for itself).
-        layers: how many layers run, for a model that continues from there on its own; None for all.
-        scores: scores of labelled tokens, (labels, words), of language models.
-        losses: the summands of the loss.
-    """
-
-    states: list | None = None
-    attentions: list | None = None
-    shows_states: bool = False
-    projections: list | None = None
+    states: list | None = None  # the input of each layer and the output of the last
+    attentions: list | None = None  # each layer's probabilities
+    shows_states: bool = False  # whether the caller asked for the states (an adapter may need them for itself)
+    projections: list | None = None  # each layer's (query, key, value)
+    # the numbers of the layers, from 1 on, whose projections the caller asked for; None for all
     shown_projections: Collection[int] | None = None
-    layers: int | None = None
-    scores: list | None = None
-    losses: list | None = None
+    layers: int | None = None  # how many layers run, for a model that continues from there on its own; None for all
+    scores: list | None = None  # scores of labelled tokens, (labels, words), of language models
+    losses: list | None = None  # the summands of the loss
 
     @classmethod
     def asked(cls, hidden_states: bool, attentions: bool, projections: bool | Collection[int]) -> Trace:
@@ -174,39 +165,22 @@ class Graph(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Everything that one pass depends on besides its inputs.
+    """Everything that one pass depends on besides its inputs."""
 
-    Attributes:
-        backend: "numpy", "numba" or "cupy".
-        gpu: the number of the GPU that computes; 0 on the CPU.
-        on_gpu: whether arrays are in the memory of a GPU.
-        autocast: the dtype of `autocast`, or None.
-        tape: the tape that records the pass, or None.
-        seeds: the source of dropout's seeds, or None if nothing is dropped.
-        trace: the values that the pass keeps.
-        cache: keys and values of a generation, or None.
-        class_options: how losses compare labels that are classes, or None.
-        loss_factors: the factors on the summands of a loss; () for 1.
-        is_deferred: whether operations may be given Deferred arrays, by a program that is being recorded.
-        graph: the graph of another runtime that the operations are added to (is_deferred is then True), or None.
-        place: (backend, gpu, autocast); everything prepared from parameters is kept per place.
-        is_inference: whether neither a tape records nor anything is dropped.
-    """
-
-    backend: str
-    gpu: int = 0
-    on_gpu: bool = False
-    autocast: str | None = None
-    tape: Tape | None = None
-    seeds: Seeds | None = None
-    trace: Trace = field(default_factory=Trace)
-    cache: Cache | None = None
-    class_options: ClassOptions | None = None
-    loss_factors: tuple[float, ...] = ()
-    is_deferred: bool = False
-    graph: Graph | None = None
-    place: Place = field(init=False)
-    is_inference: bool = field(init=False)
+    backend: str  # "numpy", "numba" or "cupy"
+    gpu: int = 0  # the number of the GPU that computes; 0 on the CPU
+    on_gpu: bool = False  # whether arrays are in the memory of a GPU
+    autocast: str | None = None  # the dtype of `autocast`
+    tape: Tape | None = None  # the tape that records the pass
+    seeds: Seeds | None = None  # the source of dropout's seeds; None if nothing is dropped
+    trace: Trace = field(default_factory=Trace)  # the values that the pass keeps
+    cache: Cache | None = None  # keys and values of a generation
+    class_options: ClassOptions | None = None  # how losses compare labels that are classes
+    loss_factors: tuple[float, ...] = ()  # the factors on the summands of a loss; () for 1
+    is_deferred: bool = False  # whether operations may be given Deferred arrays, by a program that is being recorded
+    graph: Graph | None = None  # of another runtime, that the operations are added to (is_deferred is then True)
+    place: Place = field(init=False)  # (backend, gpu, autocast); what is prepared from parameters is kept per place
+    is_inference: bool = field(init=False)  # whether neither a tape records nor anything is dropped
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "place", (self.backend, self.gpu, self.autocast))

@@ -260,8 +260,7 @@ class TrainingGraphs(GraphCache):
         """Return a pass of this layout by graphs, to be run now; None if there are none.
 
         Args:
-            version: of what passes read.
-            key: the layout, and everything else that the pass depends on.
+            version, key: of what passes read, and as for `InferenceGraphs.run`.
             build: computes a pass of arrays like `arrays`, with their capacity; returns (the output, a function from
                 its gradient to a tuple of gradients, the objects that must live as long as the graphs).
             arrays: the pass's inputs, each with its capacity in rows.

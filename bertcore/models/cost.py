@@ -203,13 +203,9 @@ class PassCost:
 
 
 def pass_costs(members: Sequence[Member], batch: int, length: int, *, backend: str = "numba") -> list[PassCost]:
-    """Measure a pass through each model's encoder on this machine, with random tokens and no padding.
+    """Measure a pass of `batch` sequences of `length` random tokens through each model's encoder on this machine.
 
-    Args:
-        members: the models; all are loaded at the same time.
-        batch: sequences per pass.
-        length: tokens per sequence.
-        backend: the backend that computes.
+    All models are loaded at the same time.
 
     Raises:
         ValueError: if the length is beyond a model's longest sequence.

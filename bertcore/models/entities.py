@@ -35,14 +35,8 @@ class SpanClassifier(Block):
     A part is the hidden state of a token. Marked entities use the marker before each, with a projection and ReLU (Zhou
     and Chen 2022, arXiv:2102.01373); spans use the first and the last token, with the width (Zhong and Chen 2021,
     arXiv:2010.12812, with two such layers).
-
-    Args:
-        name: the prefix of the tensors' names.
-        parts: the names of the parts.
-        spec: the encoder's spec.
-        num_labels: the number of scores.
-        dropout: the dropout rate of the last map's input in training.
-        widths: the number of widths that have an embedding.
+    `name` is the prefix of the tensors' names, `dropout` the rate of the last map's input in training, and `widths` the
+    number of widths that have an embedding.
     """
 
     def __init__(

@@ -42,7 +42,6 @@ def generate(
     (num_beams). Keys and values of earlier tokens are cached, so each step computes only the new tokens.
 
     Args:
-        model: an AutoModelForCausalLM.
         input_ids: (sequences, length) integers, at least one real token per sequence; pad shorter sequences on the
             left. (With padding on the right, a text continues from its last real token, and the new words follow the
             padding.)
@@ -150,12 +149,7 @@ def end_tokens(model: ModelWithHeads, eos_token_id: int | Sequence[int] | None) 
 
 
 class Steps:
-    """The steps of one run of generation: scores of the next words, after the prompts and after each word.
-
-    Attributes:
-        sequences: the number of sequences.
-        count: the maximum number of words to append.
-    """
+    """The steps of one run of generation, at most `count`: scores of the words after the prompts and each word."""
 
     def __init__(self, run: Pass, model: ModelWithHeads, ids: np.ndarray, attention_mask: ArrayLike | None, count: int):
         self._model, self.count = model, count
@@ -379,13 +373,8 @@ class KeyValueCache:
     ) -> Tensor:
         """Store the new tokens' keys and values, and return their attention to all keys of their sequences so far.
 
-        Args:
-            layer: the number of the layer.
-            qkv: concatenated query, key and value of the new tokens, sequence after sequence, (tokens, 3 * hidden).
-            num_heads, scale, compute_dtype: as for `functional.self_attention`.
-
-        Returns:
-            (tokens, hidden).
+        Maps concatenated query, key and value of the new tokens, sequence after sequence, (tokens, 3 * hidden), to
+        (tokens, hidden). Options are as for `functional.self_attention`.
         """
         query, key, value = functional.split_heads(qkv, num_heads=num_heads)
         if layer not in self._layers:

@@ -273,19 +273,12 @@ def _of_rows(run: Pass, head: MLP, states: Tensor, rows: list[int]) -> Tensor | 
 
 @dataclass
 class _Group:
-    """A group of markers among those of a batch.
+    """A group of markers among those of a batch."""
 
-    Attributes:
-        kind: CLASSES, ONE or SEVERAL.
-        first: the row of its [P].
-        rows: those of its labels.
-        count: the number of its instances.
-    """
-
-    kind: int
-    first: int
-    rows: range
-    count: int = 0
+    kind: int  # CLASSES, ONE or SEVERAL
+    first: int  # the row of its [P]
+    rows: range  # those of its labels
+    count: int = 0  # the number of its instances
 
     @property
     def queries(self) -> int:

@@ -79,59 +79,43 @@ class Family:
 
     Every family's module ends with such a record. Families that resemble another one derive theirs from it with
     `dataclasses.replace`.
-
-    Attributes:
-        model_type: as in config.json.
-        aliases: other model_types that mean the same family.
-        architecture: the prefix of transformers' class names ("Bert" in BertForMaskedLM).
-        spec_from_config: config -> EncoderSpec.
-        heads: the spec of each head, by the task's name (`models.auto` has the tasks).
-        name_rules: the prefix, heads and spellings of its checkpoints.
-        encoder_names, layer_names: a block's part -> its name in the checkpoint without the prefix, where "{layer}"
-            stands for the layer's number (and "{inner}" for the number within it, see spec.inner_layers).
-        embeddings, attention: the embedding block and each layer's attention, if specific to the family.
-        layer: the class of a layer, if specific to the family; constructed and called like EncoderLayer.
-        adapter: the block between the model's inputs and the layers, if the family has special inputs or outputs.
-        pooler: the base model's pooler, called with its name and the spec; None for a family without one.
-        inputs: the names of family-specific inputs of a call.
-        batch_inputs: family-specific inputs of a whole batch, without an axis of choices (XLNet's memories).
-        endings: the usual ending of a class's name -> transformers' own for this family.
-        models: the family's own classes of models, by the name of the class in `models.auto` that they replace, or by
-            their own name.
-        soft_labels: whether labels of (sequences, num_labels), without a problem_type in the config, are probabilities
-            of mutually exclusive classes (DeBERTa); otherwise classes are independent.
-        code: modules of custom code that the family replaces, as auto_map names them: "REPOSITORY--module", or
-            "module" in the checkpoint's own folder; see `published_code`. They take precedence over the model_type, and
-            are never run.
-        end_of_text: the token that ends a generated text if the config has no eos_token_id; None for no such token.
-        adapters: reads the LoRA adapters of a checkpoint from its config.
-        generator: the config of a discriminator -> the config of its generator, optionally with a share of its size;
-            for families with a head for replaced tokens.
-        config_to_save: (config, spec) -> the config in transformers' current spelling, if published ones differ.
     """
 
-    model_type: str
-    architecture: str
+    model_type: str  # as in config.json
+    architecture: str  # the prefix of transformers' class names ("Bert" in BertForMaskedLM)
     spec_from_config: Callable[[Mapping[str, Any]], EncoderSpec]
-    heads: Callable[[ConfigReader], Mapping[str, HeadSpec]]
-    name_rules: NameRules
+    heads: Callable[[ConfigReader], Mapping[str, HeadSpec]]  # by the task's name (`models.auto` has the tasks)
+    name_rules: NameRules  # the prefix, heads and spellings of its checkpoints
+    # a block's part -> its name in the checkpoint without the prefix, where "{layer}" stands for the layer's number
+    # (and "{inner}" for the number within it, see spec.inner_layers)
     encoder_names: Mapping[str, str]
     layer_names: Mapping[str, str]
+    # blocks specific to the family; a layer is constructed and called like EncoderLayer
     embeddings: type[Block] = Embeddings
     attention: type[Block] = SelfAttention
     layer: type[Block] = EncoderLayer
-    adapter: type[Adapter] = Adapter
-    pooler: Callable[[str, EncoderSpec], Block] | None = Pooler
-    inputs: tuple[str, ...] = ()
-    batch_inputs: tuple[str, ...] = ()
+    adapter: type[Adapter] = Adapter  # between the model's inputs and the layers, for special inputs or outputs
+    pooler: Callable[[str, EncoderSpec], Block] | None = Pooler  # the base model's, called with its name and the spec
+    inputs: tuple[str, ...] = ()  # the names of family-specific inputs of a call
+    batch_inputs: tuple[str, ...] = ()  # those of a whole batch, without an axis of choices (XLNet's memories)
+    # the usual ending of a class's name -> transformers' own for this family
     endings: Mapping[str, str] = field(default_factory=dict)
+    # own classes of models, by the name of the class in `models.auto` that they replace, or by their own name
     models: Mapping[str, type] = field(default_factory=dict)
+    # whether labels of (sequences, num_labels), without a problem_type in the config, are probabilities of mutually
+    # exclusive classes (DeBERTa); otherwise classes are independent
     soft_labels: bool = False
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # other model_types that mean the same family
+    # modules of custom code that the family replaces, as auto_map names them: "REPOSITORY--module", or "module" in the
+    # checkpoint's own folder; see `published_code`. They take precedence over the model_type, and are never run
     code: tuple[str, ...] = ()
-    end_of_text: int | None = None
+    end_of_text: int | None = None  # the token that ends a generated text if the config has no eos_token_id
+    # reads the LoRA adapters of a checkpoint from its config
     adapters: Callable[[ConfigReader], Adapters] = lambda read: Adapters()
+    # the config of a discriminator -> the config of its generator, optionally with a share of its size; for families
+    # with a head for replaced tokens
     generator: Callable[..., Mapping[str, Any]] | None = None
+    # (config, spec) -> the config in transformers' current spelling, if published ones differ
     config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = lambda config, spec: config
 
 

@@ -47,8 +47,7 @@ class InputStatistics:
     Attributes:
         moments: the sum of x x^T over all inputs x, (columns, columns).
         peaks: the greatest magnitude of each column.
-        rows: the number of inputs.
-        sample: some of the inputs.
+        rows, sample: the number of inputs, and some of them.
         version: 0; a `Parameter` reads it from its adapter.
     """
 

@@ -43,7 +43,6 @@ def student_from_teacher(
     Args:
         config: the student's, as published, or the name of a preset; `with_layers` makes one from the teacher's. The
             class labels are the teacher's.
-        teacher: a model of any class.
         layers: for each layer of the student the index of the teacher's layer to copy; by default spaced evenly from
             the first to the last (of 12 for 6: 0, 2, 4, 7, 9, 11).
         seed: the seed for new parameters.

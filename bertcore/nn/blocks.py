@@ -107,20 +107,13 @@ QKV = "query", "key", "value"
 
 @dataclass
 class LayerContext:
-    """The arrays that the layers of one pass share; families whose layers share more derive from it.
+    """The arrays that the layers of one pass share; families whose layers share more derive from it."""
 
-    Attributes:
-        cu_seqlens: int32 offsets of the sequences, (sequences + 1,).
-        key_mask: which tokens may be attended to, booleans that broadcast to (sequences, heads, longest, longest); None
-            for all.
-        relative: the `kernels.RelativePositions` that all layers share, or None.
-        rotary: the angles of each RotarySpec of the layers.
-    """
-
-    cu_seqlens: NativeArray
+    cu_seqlens: NativeArray  # int32 offsets of the sequences, (sequences + 1,)
+    # which tokens may be attended to, booleans that broadcast to (sequences, heads, longest, longest); None for all
     key_mask: NativeArray | None = None
-    relative: RelativePositions | None = None
-    rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)
+    relative: RelativePositions | None = None  # those that all layers share
+    rotary: dict[RotarySpec, RotaryAngles] = field(default_factory=dict)  # the angles of each spec of the layers
 
     @property
     def can_be_recorded(self) -> bool:
@@ -161,21 +154,13 @@ def _map(layer: LayerSpec, part: str, *names: str, in_features: int, out_feature
 
 
 class Sublayer(Block):
-    """output(mix(norm(hidden))) + hidden, or norm(output(mix(hidden)) + hidden).
+    """output(mix(norm(hidden))) + hidden, or norm(output(mix(hidden)) + hidden)."""
 
-    Attributes:
-        norm: the norm, or None.
-        norm_first: whether the norm comes before `mix`.
-        output: the linear map back to the layer's width.
-        output_norm: a norm of the result of `output`, or None.
-        dropout: the dropout rate of its output in training.
-    """
-
-    dropout = 0.0
+    dropout = 0.0  # the rate of its output in training
     norm: Block | None
-    output_norm: Block | None = None
-    norm_first: bool
-    output: Linear
+    output_norm: Block | None = None  # a norm of the result of `output`
+    norm_first: bool  # whether the norm comes before `mix`
+    output: Linear  # the map back to the layer's width
 
     def __call__(self, run: Pass, hidden: Tensor, context: LayerContext) -> Tensor:
         """Map (tokens, hidden) to (tokens, hidden)."""
@@ -202,15 +187,10 @@ class Sublayer(Block):
 
 
 class SelfAttention(Sublayer):
-    """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), of the layer of this index, counted from 0."""
 
-    Attributes:
-        index: the layer's number, counted from 0.
-        position_terms: the number of relative-position products in the scores, in addition to query times key.
-        projections: the linear maps whose concatenated outputs are query, key and value.
-    """
-
-    position_terms = 0
+    position_terms = 0  # the number of relative-position products in the scores, in addition to query times key
+    projections: list[Linear]  # the maps whose concatenated outputs are query, key and value
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int = 0):
         layer = self.spec = spec.layers[index]
@@ -358,12 +338,9 @@ class EncoderLayer(Block):
     """Self-attention, then feed-forward.
 
     `attention` is the class of the attention block; a family's own is constructed and called like SelfAttention.
-
-    Attributes:
-        reads_on_host: whether the host reads its results, so that a CUDA graph cannot capture it.
     """
 
-    reads_on_host = False
+    reads_on_host = False  # whether the host reads its results, so that a CUDA graph cannot capture it
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec, index: int, attention: type[Block] = SelfAttention):
         self.attention = attention(names, spec, index)

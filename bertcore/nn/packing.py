@@ -217,15 +217,10 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class IntegerBuffer:
-    """The integers of a batch in one array.
+    """The integers of a batch in one array."""
 
-    Attributes:
-        array: int32, all the integers.
-        parts: where each array stands, by its name.
-    """
-
-    array: NativeArray
-    parts: Mapping[str, Slot]
+    array: NativeArray  # int32, all the integers
+    parts: Mapping[str, Slot]  # where each array stands, by its name
 
     @classmethod
     def of(cls, run: Pass, arrays: Mapping[str, np.ndarray | None], sequences: int) -> IntegerBuffer:

@@ -19,17 +19,12 @@ class RotarySpec:
     """The rotation of queries and keys by their position (Su et al. 2021, arXiv:2104.09864).
 
     See `kernels.rotary` and `kernels.rotary_tables`.
-
-    Attributes:
-        rotary_dim: the number of elements of a head that are rotated.
-        theta: the base of the angles.
-        interleaved: whether pairs are adjacent elements.
-        scaling, factor, trained_length: the scaling for texts longer than the trained length.
     """
 
-    rotary_dim: int
-    theta: float
-    interleaved: bool = False
+    rotary_dim: int  # the number of elements of a head that are rotated
+    theta: float  # the base of the angles
+    interleaved: bool = False  # whether pairs are adjacent elements
+    # the scaling for texts longer than the trained length
     scaling: str | None = None
     factor: float = 1.0
     trained_length: int | None = None
@@ -37,18 +32,12 @@ class RotarySpec:
 
 @dataclass(frozen=True)
 class RotaryAngles:
-    """Cosines and sines for the tokens of a batch, in the active backend's memory.
-
-    Attributes:
-        cos, sin: (rows, rotary_dim / 2).
-        positions: the row of each token, (tokens,); None if rows count from each sequence's start.
-        can_be_recorded: whether the rows suffice for these tokens in sequences of any lengths.
-    """
+    """Cosines and sines for the tokens of a batch, (rows, rotary_dim / 2) each, in the active backend's memory."""
 
     cos: NativeArray
     sin: NativeArray
-    positions: NativeArray | None = None
-    can_be_recorded: bool = False
+    positions: NativeArray | None = None  # the row of each token; None if rows count from each sequence's start
+    can_be_recorded: bool = False  # whether the rows suffice for these tokens in sequences of any lengths
 
 
 class RotaryTables:

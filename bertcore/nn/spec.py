@@ -31,55 +31,33 @@ class LayerSpec:
     rotation of queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is
     added).
 
-    Attributes:
-        hidden_size, intermediate_size: widths of the layer and of its feed-forward.
-        num_heads: the number of query heads.
-        num_key_value_heads: the number of key and value heads, each shared by equally many query heads; num_heads by
-            default.
-        head_dim: width of a head; hidden_size / num_heads by default.
-        activation: the feed-forward's activation, a name of `kernels.activation`.
-        gate: for a gated feed-forward (Shazeer 2020, arXiv:2002.05202), the half of `expand` that passes the activation
-            before it multiplies the other, "first" or "second"; None for a plain one.
-        norm: the block of the norms, called with a name, features, eps and bias.
-        norm_eps: the number that norms add to the variance.
-        norm_first: norms come before attention and feed-forward, instead of after their residuals.
-        query_norm_size: the width over which queries and keys are normalised; head_dim by default.
-        absent: parts that the layer lacks ("attention_norm" of ModernBERT's first).
-        without_bias: parts without a bias.
-        is_transposed: maps are stored as (inputs, outputs).
-        qkv_by_head: the joined map is stored with query, key and value of each head in turn.
-        rotary: the rotation of queries and keys by their position, or None.
-        window: the number of tokens before and after itself that a token attends to; None for all.
-        is_causal: a token does not attend to later tokens.
-        scale: the factor of the scores; None for 1 / sqrt(head_dim).
-        dropout, attention_dropout: the dropout rates, in training, of the outputs of attention and feed-forward before
-            their residuals, and of attention probabilities.
-        attention_output_dropout: the rate of attention's output, if it differs; None for `dropout`.
-        inner_dropout: the rate of the input of the feed-forward's last map.
-
     Raises:
         ValueError: for a wrong attribute; the message names it and what was expected.
     """
 
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    activation: str = "gelu"
+    hidden_size: int  # the width of the layer
+    intermediate_size: int  # the width of its feed-forward
+    num_heads: int  # of queries
+    num_key_value_heads: int | None = None  # each shared by equally many query heads; num_heads by default
+    head_dim: int | None = None  # width of a head; hidden_size / num_heads by default
+    activation: str = "gelu"  # the feed-forward's, a name of `kernels.activation`
+    # for a gated feed-forward (Shazeer 2020, arXiv:2002.05202), the half of `expand` that passes the activation before
+    # it multiplies the other, "first" or "second"; None for a plain one
     gate: str | None = None
-    norm: Callable[..., Block] = LayerNorm
-    norm_eps: float = 1e-12
-    norm_first: bool = False
-    query_norm_size: int | None = None
-    absent: frozenset[str] = frozenset()
-    without_bias: frozenset[str] = frozenset()
-    is_transposed: bool = False
-    qkv_by_head: bool = False
-    rotary: RotarySpec | None = None
-    window: tuple[int, int] | None = None
-    is_causal: bool = False
-    scale: float | None = None
+    norm: Callable[..., Block] = LayerNorm  # the block of the norms, called with a name, features, eps and bias
+    norm_eps: float = 1e-12  # the number that norms add to the variance
+    norm_first: bool = False  # norms come before attention and feed-forward, instead of after their residuals
+    query_norm_size: int | None = None  # the width over which queries and keys are normalised; head_dim by default
+    absent: frozenset[str] = frozenset()  # parts that the layer lacks ("attention_norm" of ModernBERT's first)
+    without_bias: frozenset[str] = frozenset()  # parts without a bias
+    is_transposed: bool = False  # maps are stored as (inputs, outputs)
+    qkv_by_head: bool = False  # the joined map is stored with query, key and value of each head in turn
+    rotary: RotarySpec | None = None  # the rotation of queries and keys by their position
+    window: tuple[int, int] | None = None  # the tokens before and after itself that a token attends to; None for all
+    is_causal: bool = False  # a token does not attend to later tokens
+    scale: float | None = None  # the factor of the scores; None for 1 / sqrt(head_dim)
+    # dropout rates in training: of the outputs of attention and feed-forward before their residuals, of attention
+    # probabilities, of attention's output if it differs (None for `dropout`), and of the feed-forward's last input
     dropout: float = 0.0
     attention_dropout: float = 0.0
     attention_output_dropout: float | None = None
@@ -131,62 +109,38 @@ def check_parts(name: str, parts: frozenset[str], known: frozenset[str]) -> None
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """One encoder, whatever its family: sizes and choices, read from the family's config.
+    """One encoder, whatever its family: sizes and choices, read from the family's config."""
 
-    Attributes:
-        vocab_size, type_vocab_size, max_positions: rows of the word, token type and position tables; 0 for a missing
-            table.
-        hidden_size: width of the activations.
-        embedding_size: width of the embeddings, which are projected if it is not hidden_size.
-        layers: the spec of each layer.
-        layer_norm_eps: added to the variance in the norms outside of layers.
-        initializer_range: standard deviation of the weights of a new model.
-        pad_token_id: the padding token; looking it up gives its embedding no gradient, unless `padding_learns` (GPT-2).
-        tied_decoder: whether a language model's decoder shares the word embeddings.
-        positions_after_padding: RoBERTa's position ids: tokens other than padding count from pad_token_id + 1; padding
-            has position pad_token_id.
-        longest_text: the most tokens of a text in a family without a position table; None without a limit.
-        shared_layers: for each layer the index of its parameters (ALBERT's layers share them); by default its own.
-        inner_layers: the number of layers under one number in the checkpoint's names, with a number of their own
-            within it (ALBERT's inner groups).
-        embedding_scale: the factor of word embeddings (Gemma).
-        projects_embeddings: embeddings are projected even if they are as wide as the hidden size (ALBERT).
-        projects_words: only word embeddings are projected, before the others are added (BERT Hash).
-        words_as_types: token types are looked up in the table of words, and not added by default (GPT-2).
-        without_bias: norms outside of layers that have no bias ("embeddings_norm", "final_norm").
-        embedding_dropout, final_dropout, classifier_dropout: the dropout rates, in training, of embeddings, the last
-            hidden state, and the input of heads.
-        is_relative: attention depends on the distance between columns of a batch.
-        biases_scores: a bias by that distance is added to the scores of attention.
-        details: family-specific choices, in their own dataclass.
-    """
-
-    vocab_size: int
-    type_vocab_size: int
-    max_positions: int
-    hidden_size: int
-    embedding_size: int
+    vocab_size: int  # rows of the word table
+    type_vocab_size: int  # rows of the token type table; 0 for none
+    max_positions: int  # rows of the position table; 0 for none
+    hidden_size: int  # width of the activations
+    embedding_size: int  # width of the embeddings, which are projected if it is not hidden_size
     layers: tuple[LayerSpec, ...]
-    layer_norm_eps: float
-    initializer_range: float
+    layer_norm_eps: float  # added to the variance in the norms outside of layers
+    initializer_range: float  # standard deviation of the weights of a new model
+    # the padding token; looking it up gives its embedding no gradient, unless `padding_learns` (GPT-2)
     pad_token_id: int | None
-    tied_decoder: bool
+    tied_decoder: bool  # whether a language model's decoder shares the word embeddings
+    # RoBERTa's position ids: tokens other than padding count from pad_token_id + 1; padding has position pad_token_id
     positions_after_padding: bool = False
-    longest_text: int | None = None
+    longest_text: int | None = None  # the most tokens of a text without a position table; None without a limit
+    # for each layer the index of its parameters (ALBERT's layers share them); by default its own
     shared_layers: tuple[int, ...] = ()
+    # layers under one number in the checkpoint's names, with a number of their own within it (ALBERT's inner groups)
     inner_layers: int = 1
-    embedding_scale: float = 1.0
-    projects_embeddings: bool = False
-    projects_words: bool = False
-    words_as_types: bool = False
+    embedding_scale: float = 1.0  # the factor of word embeddings (Gemma)
+    projects_embeddings: bool = False  # even if they are as wide as the hidden size (ALBERT)
+    projects_words: bool = False  # only word embeddings are projected, before the others are added (BERT Hash)
+    words_as_types: bool = False  # token types are looked up in the table of words, and not added by default (GPT-2)
     padding_learns: bool = False
-    without_bias: frozenset[str] = frozenset()
-    embedding_dropout: float = 0.0
-    final_dropout: float = 0.0
-    classifier_dropout: float = 0.0
-    is_relative: bool = False
-    biases_scores: bool = False
-    details: Any = None
+    without_bias: frozenset[str] = frozenset()  # norms outside of layers ("embeddings_norm", "final_norm")
+    embedding_dropout: float = 0.0  # the rate, in training
+    final_dropout: float = 0.0  # of the last hidden state
+    classifier_dropout: float = 0.0  # of the input of heads
+    is_relative: bool = False  # attention depends on the distance between columns of a batch
+    biases_scores: bool = False  # a bias by that distance is added to the scores of attention
+    details: Any = None  # family-specific choices, in their own dataclass
 
     def __post_init__(self) -> None:
         check_parts("without_bias", self.without_bias, frozenset({"embeddings_norm", "final_norm"}))

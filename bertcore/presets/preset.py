@@ -17,15 +17,10 @@ class PublishedResult(NamedTuple):
 
 
 class GlueResults(NamedTuple):
-    """Results of a model fine-tuned for one task at a time (https://gluebenchmark.com).
+    """Results of a model fine-tuned for one task at a time (https://gluebenchmark.com)."""
 
-    Attributes:
-        mnli_m: accuracy on matched MNLI; of the development set unless the source says otherwise.
-        glue_dev: the mean of the development sets' scores in the eight tasks of GLUE (all but WNLI).
-    """
-
-    mnli_m: PublishedResult | None = None
-    glue_dev: PublishedResult | None = None
+    mnli_m: PublishedResult | None = None  # accuracy on matched MNLI, the development set unless the source says it
+    glue_dev: PublishedResult | None = None  # the development sets' mean in the eight tasks of GLUE (all but WNLI)
 
 
 # For each source, MNLI-m and, where it gives all eight tasks, their mean.

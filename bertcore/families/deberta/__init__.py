@@ -50,13 +50,9 @@ class AttentionComponents(NamedTuple):
 
 @dataclass(kw_only=True)
 class ComponentsInput(EncoderInput):
-    """Inputs with a list that collects the terms of scores.
+    """Inputs with a list that collects the terms of scores."""
 
-    Attributes:
-        components: a list to which each layer appends the terms of its scores.
-    """
-
-    components: list
+    components: list  # to which each layer appends its terms
     is_plain = False
 
 

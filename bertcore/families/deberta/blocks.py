@@ -97,12 +97,6 @@ def distance_rows(details: Disentanglement) -> np.ndarray:
     return np.clip(places + span, 0, 2 * span - 1).astype(np.int32)
 
 
-def within_length(distances: int, longest: int) -> slice:
-    """Return the slice of `distances` ascending distances that occur in a text of `longest` tokens."""
-    middle, furthest = distances // 2, max(longest - 1, 0)
-    return slice(max(middle - furthest, 0), middle + furthest + 1)
-
-
 def _log_buckets(distances: np.ndarray, middle: int, max_distance: int) -> np.ndarray:
     """Return distances up to `middle` unchanged, and larger ones on a logarithmic scale.
 
@@ -180,12 +174,6 @@ class PositionsOfPass:
     In training each layer projects only the embeddings of distances that occur in the batch.
 
     Attributes:
-        run: the pass.
-        block: the relative embeddings.
-        longest: an upper bound of a sequence's tokens.
-        is_real: False for padding, booleans (tokens,); None without padding.
-        padding: see `padding_of_sequences`.
-        components: a list to which each layer appends the terms of its scores, or None.
         is_trained: whether the projected embeddings are valid only for this pass.
         distance_rows: the row of `embeddings` for each distance, as from the function `distance_rows`, in the active
             backend's memory; None without relative positions.
@@ -193,10 +181,10 @@ class PositionsOfPass:
 
     run: Pass
     block: RelativeEmbeddings
-    longest: int
-    is_real: NativeArray | None = None
-    padding: Sequence[tuple[slice, np.ndarray]] = ()
-    components: list | None = None
+    longest: int  # an upper bound of a sequence's tokens
+    is_real: NativeArray | None = None  # False for padding, booleans (tokens,); None without padding
+    padding: Sequence[tuple[slice, np.ndarray]] = ()  # see `padding_of_sequences`
+    components: list | None = None  # to which each layer appends the terms of its scores
 
     def __post_init__(self) -> None:
         self.is_trained, self.distance_rows, self._embeddings = not self.run.is_inference, None, None
@@ -208,7 +196,8 @@ class PositionsOfPass:
             self.distance_rows = self.block.all_distance_rows(self.run)
             return
         # Dropout depends on the number of rows, which must not depend on whether a graph is captured.
-        found = within_length(len(rows), capacity_for(self.longest, FEWEST_TOKENS))
+        middle, furthest = len(rows) // 2, capacity_for(self.longest, FEWEST_TOKENS) - 1
+        found = slice(max(middle - furthest, 0), middle + furthest + 1)
         self._first, self._last = int(rows[found][0]), int(rows[found][-1]) + 1
         self.distance_rows = self.block.all_distance_rows(self.run)[found] - self._first  # a graph uploads nothing
         _ = self.embeddings  # computed before the layers, since a layer may run twice

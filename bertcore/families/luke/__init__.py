@@ -176,19 +176,15 @@ class LukeForEntityClassification(AutoModelForEntityClassification):
 
     def _output(self, encoded: Encoded, labels: ArrayLike | None = None) -> LogitsOutput:
         """Classify the first entities of each sequence together, as many as there are `_parts`."""
-        entities, run = _entities(encoded, self), encoded.run
-        parts = (functional.take_rows(run, entities.hidden, rows=rows) for rows in self._first(run, entities))
-        return self._classified(encoded, self.heads[0](run, *parts), labels)
-
-    def _first(self, run: Pass, entities: Entities) -> list[Any]:
-        """Return the packed indices of the first, second, ... entity of each sequence."""
-        count = len(self._parts)
+        entities, run, count = _entities(encoded, self), encoded.run, len(self._parts)
         is_real = entities.batch.is_real[:, :count]
         if is_real.shape[1] < count:
             raise ValueError(f"entity_ids has shape {entities.batch.shape}, expected at least {count} entities")
         expected = f"1: {type(self).__name__} classifies the first {count} entities of a sequence"
         refuse_where(~is_real, "entity_attention_mask", is_real.astype(int), expected)
-        return [run.to_backend(rows) for rows in entities.batch.rows()[:, :count].T.copy()]
+        rows = entities.batch.rows()[:, :count].T.copy()  # of the first, second, ... entity of each sequence
+        parts = (functional.take_rows(run, entities.hidden, rows=run.to_backend(each)) for each in rows)
+        return self._classified(encoded, self.heads[0](run, *parts), labels)
 
 
 class LukeForEntityPairClassification(LukeForEntityClassification, AutoModelForEntityPairClassification):

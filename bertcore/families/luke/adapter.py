@@ -26,8 +26,6 @@ from bertcore.passes import Pass
 from bertcore.tape import Tensor
 
 INPUTS = ("entity_ids", "entity_attention_mask", "entity_token_type_ids", "entity_position_ids")
-
-
 FEWEST_ENTITIES = 16  # the least capacity
 
 
@@ -101,7 +99,6 @@ class WordAndEntityAdapter(Adapter):
         """Check and pack the arguments of a call.
 
         Args:
-            run, given, keep_padding: as for `Adapter.pack`.
             entity_ids: (sequences, entities) integers; None for a call without entities.
             entity_attention_mask: 1 for entities, 0 for padding, of the same shape; by default there is no padding.
             entity_token_type_ids: of the same shape, 0 by default.

@@ -167,16 +167,11 @@ INTEGERS = ("entity_ids", "entity_types", "entity_positions", "word_rows", "enti
 
 @dataclass(frozen=True)
 class EntitySpec:
-    """Settings of LUKE's entity embeddings and attention.
+    """Settings of LUKE's entity embeddings and attention."""
 
-    Attributes:
-        vocab_size, embedding_size: rows and width of the table of entities.
-        aware_attention: whether queries depend on the kinds of both tokens.
-    """
-
-    vocab_size: int
-    embedding_size: int
-    aware_attention: bool
+    vocab_size: int  # rows of the table of entities
+    embedding_size: int  # its width
+    aware_attention: bool  # whether queries depend on the kinds of both tokens
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,9 @@ class TwoStreamDetails:
 
 @dataclass
 class TwoStreamInput(RecurrentInput):
-    """The inputs of XLNet.
+    """The inputs of XLNet."""
 
-    Attributes:
-        target_mapping: the share of each token in each prediction, (sequences, predictions, length), or None.
-    """
-
+    # the share of each token in each prediction, (sequences, predictions, length)
     target_mapping: np.ndarray | None = None
 
     @property

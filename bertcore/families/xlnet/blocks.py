@@ -74,14 +74,10 @@ class TwoStreamEmbeddings(Block):
 
 @dataclass
 class Predictions:
-    """The tokens that the query stream predicts; arrays are in the backend's memory.
+    """The tokens that the query stream predicts; arrays are in the backend's memory."""
 
-    Attributes:
-        matrices: target_mapping, (sequences, predictions, tokens): the share of each token in each prediction.
-        sees: 1 for tokens at which the query stream attends to any key, else 0, (tokens, 1); None if all are 1.
-    """
-
-    matrices: NativeArray
+    matrices: NativeArray  # the share of each token in each prediction, (sequences, predictions, tokens)
+    # 1 for tokens at which the query stream attends to any key, else 0, (tokens, 1); None if all are 1
     sees: NativeArray | None = None
 
     def to_tokens(self, run: Pass, predictions: Tensor) -> Tensor:
@@ -102,14 +98,9 @@ class Predictions:
 
 @dataclass(kw_only=True)
 class TwoStreamContext(RecurrentContext):
-    """The context of the content stream and, with predictions, of the query stream.
+    """The context of the content stream and, with predictions, of the query stream."""
 
-    Attributes:
-        queries: the context of the query stream, which does not attend to the tokens that it predicts, or None.
-        predictions: its predictions, or None.
-    """
-
-    queries: RecurrentContext | None = None
+    queries: RecurrentContext | None = None  # the query stream's, which does not attend to the tokens that it predicts
     predictions: Predictions | None = None
 
 

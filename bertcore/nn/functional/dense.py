@@ -23,19 +23,12 @@ from bertcore.tape import Addend, Tensor, Variable
 
 
 class LowRankWeight(NamedTuple):
-    """A weight that is weight + up @ down, where the low-rank product is trained and `weight` is not.
+    """A weight that is weight + up @ down, where the low-rank product is trained and `weight` is not."""
 
-    Attributes:
-        weight: (out_features, in_features), an array or a prepared weight.
-        down: (rank, in_features).
-        up: (out_features, rank).
-        dropout: the dropout rate, in training, of the input of `down`.
-    """
-
-    weight: Tensor | kernels.PreparedWeight
-    down: Tensor
-    up: Tensor
-    dropout: float
+    weight: Tensor | kernels.PreparedWeight  # (out_features, in_features)
+    down: Tensor  # (rank, in_features)
+    up: Tensor  # (out_features, rank)
+    dropout: float  # the rate, in training, of the input of `down`
 
 
 class ObservedWeight(NamedTuple):
