@@ -171,18 +171,3 @@ def test_wrong_arguments_are_named(name):
 def test_families_without_a_head_for_tokens_are_refused():
     kind, config = bertcore.AutoModelForEntityClassification, tiny_config("transfo-xl-wt103")
     refuses(ValueError, "have no head for token_classification", kind.from_config, config)
-
-
-@pytest.mark.parity
-def test_transformers_loads_the_encoder(tmp_path):
-    import torch
-    import transformers
-
-    model = model_of("EntityPairClassification")
-    model.save_pretrained(tmp_path)
-    theirs = transformers.AutoModel.from_pretrained(tmp_path).eval()
-    with torch.no_grad():
-        expected = theirs(torch.tensor(IDS), torch.tensor(MASK)).last_hidden_state.numpy()
-    found = model(**WORDS, **SPANS["EntityPairClassification"], output_hidden_states=True).hidden_states[-1]
-    real = np.array(MASK) == 1
-    np.testing.assert_allclose(found[real], expected[real], atol=2e-5)

@@ -56,7 +56,6 @@ pytestmark = pytest.mark.usefixtures("on_numpy")
     ({"attention_mask": [[1, 2, 1], [1, 1, 1]]}, ValueError, r"attention_mask\[0, 1\] is 2, expected 0 or 1"),
     ({"attention_mask": np.full((2, 3), 0.5)}, TypeError, r"attention_mask holds float64"),
     ({"attention_mask": np.full((2, 3), np.nan)}, TypeError, r"attention_mask holds float64"),
-    ({"attention_mask": np.full((2, 3), -1e9)}, TypeError, r"attention_mask holds float64"),
     ({"token_type_ids": [[0, 0, 0], [0, 2, 0]]}, ValueError, r"token_type_ids\[1, 1\] is 2, expected 0 to 1"),
     ({"token_type_ids": [[0, 0, 0]]}, ValueError, r"token_type_ids has shape \(1, 3\), expected \(2, 3\)"),
     ({"position_ids": [[0, 1, 8], [0, 1, 2]]}, ValueError, r"position_ids\[0, 2\] is 8, expected 0 to 7"),

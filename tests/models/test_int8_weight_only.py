@@ -14,6 +14,7 @@ from tests.models.test_low_precision import QUANTIZATION
 from tests.refusals import refuses
 from tests.tiny_bert import CONFIG
 from tests.tiny_families import tiny_config
+from tests.tolerances import assert_same_arrays
 
 DTYPE = "int8_weight_only"
 IDS = [[1, 2, 3, 4, 5], [5, 4, 3, 2, 1]]
@@ -45,10 +46,8 @@ def test_saved_loaded_and_quantized_it_is_the_same(family, tmp_path):
     assert main(["quantize", str(tmp_path / "whole"), str(tmp_path / "by_command"), "--dtype", DTYPE]) == 0
     assert read_config(tmp_path / "low")["quantization_config"]["format"] == QUANTIZATION["format"]
     first, second = (dict(open_checkpoint(tmp_path / name)) for name in ("low", "by_command"))
-    assert first.keys() == second.keys() and any(name.endswith("_scale") for name in first)
-    for name, array in first.items():
-        np.testing.assert_array_equal(array, second[name])
-        assert array.dtype == (ml_dtypes.bfloat16 if name.endswith("_scale") else array.dtype)
+    assert_same_arrays(first, second)
+    assert {array.dtype for name, array in first.items() if name.endswith("_scale")} == {ml_dtypes.bfloat16}
     again = AutoModel.from_pretrained(tmp_path / "low")
     assert again.dtype == DTYPE
     np.testing.assert_array_equal(hidden(again), hidden(model))
@@ -78,9 +77,8 @@ def test_a_tied_decoder_is_quantized_from_the_table(tmp_path):
 
 
 def test_what_it_refuses(tmp_path):
-    model = AutoModelForMaskedLM.from_config(CONFIG, dtype=DTYPE)
-    with pytest.raises(ValueError, match=f"dtype='{DTYPE}', which on the CPU is only for inference"):
-        value_and_grad(model)(IDS, labels=IDS)
+    model, message = AutoModelForMaskedLM.from_config(CONFIG, dtype=DTYPE), f"dtype='{DTYPE}', which on the CPU is only"
+    refuses(ValueError, message, value_and_grad(model), IDS, labels=IDS)
     AutoModel.from_config(CONFIG, dtype=DTYPE).save_pretrained(tmp_path)
     name = "encoder.layer.0.intermediate.dense.weight"
     tensors = {key: array for key, array in open_checkpoint(tmp_path).items() if key != f"{name}_scale"}
