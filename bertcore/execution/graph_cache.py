@@ -45,20 +45,14 @@ def _cuda() -> Any:
 
 
 class Workspace:
-    """Memory on one GPU for one pass at a time, on any stream, and the graphs that use it.
-
-    Attributes:
-        block: the memory; None before the first graph.
-        graphs: by layout, the least recently used first; None for a layout that is not worth a graph.
-        stream: the stream on which graphs are captured.
-        done: the event recorded at the end of the last pass.
-    """
+    """Memory on one GPU for one pass at a time, on any stream, and the graphs that use it."""
 
     def __init__(self) -> None:
-        self.block: Any = None
+        self.block: Any = None  # the memory
+        # by layout, the least recently used first; None for a layout that is not worth a graph
         self.graphs: OrderedDict[Any, _Graph | None] = OrderedDict()
-        self.stream = _cuda().Stream(non_blocking=True)
-        self.done = _cuda().Event(disable_timing=True)
+        self.stream = _cuda().Stream(non_blocking=True)  # on which graphs are captured
+        self.done = _cuda().Event(disable_timing=True)  # recorded at the end of the last pass
         self._holder: weakref.ref | None = None
 
     def hold(self, holder: object) -> None:
@@ -323,14 +317,11 @@ class _TrainingGraph(_Graph):
 
 
 class TrainingPass:
-    """One pass by the graphs of its layout, which holds their workspace as long as it lives.
-
-    Attributes:
-        kept: the objects that `build` returned to be kept.
-    """
+    """One pass by the graphs of its layout, which holds their workspace as long as it lives."""
 
     def __init__(self, workspace: Workspace, graph: _TrainingGraph):
-        self._workspace, self.graph, self.kept = workspace, graph, graph.kept
+        self._workspace, self.graph = workspace, graph
+        self.kept = graph.kept  # the objects that `build` returned to be kept
         workspace.hold(self)
 
     def forward(self, arrays: Sequence[Any]) -> NativeArray:

@@ -45,13 +45,9 @@ class Encoded:
 
 
 class Adapter(Block):
-    """Packs the arguments of a call, starts the layers and restores their output; most families use this class.
+    """Packs the arguments of a call, starts the layers and restores their output; most families use this class."""
 
-    Attributes:
-        needs_whole_batch: whether the result of a sequence depends on the other sequences of its batch.
-    """
-
-    needs_whole_batch = False
+    needs_whole_batch = False  # whether the result of a sequence depends on the other sequences of its batch
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
         self.spec = spec

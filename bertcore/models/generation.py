@@ -333,13 +333,10 @@ class KeyValueCache:
 
     Every sequence has its own `capacity` rows: a new token's key is written to its row, and nothing is moved. To
     attention, unused rows are sequences of keys without queries.
-
-    Attributes:
-        lengths: the number of tokens with keys in each sequence, (sequences,), in host memory.
     """
 
     def __init__(self, sequences: int, capacity: int):
-        self.lengths = np.zeros(sequences, np.int64)
+        self.lengths = np.zeros(sequences, np.int64)  # tokens with keys in each sequence
         self._capacity = capacity
         self._layers: dict[int, tuple[Any, Any]] = {}
 

@@ -302,13 +302,9 @@ class PackedWords:
 
 
 class WithEncoder(Model[OutputT]):
-    """A model whose config contains the config of its encoder.
+    """A model whose config contains the config of its encoder."""
 
-    Attributes:
-        prefix: the beginning of the names of the encoder's parameters.
-    """
-
-    prefix = ENCODER
+    prefix = ENCODER  # of the names of the encoder's parameters
 
     def set_encoder(self, config: object) -> None:
         """Construct the encoder from its config."""

@@ -73,6 +73,14 @@ def published_code(*modules: str, repositories: Sequence[str]) -> tuple[str, ...
     return *modules, *(f"{repository}--{module}" for repository in repositories for module in modules)
 
 
+def _no_adapters(read: ConfigReader) -> Adapters:
+    return Adapters()
+
+
+def _unchanged(config: Mapping[str, Any], spec: EncoderSpec) -> Mapping[str, Any]:
+    return config
+
+
 @dataclass(frozen=True)
 class Family:
     """The record of a family: how to read its config, its names in a checkpoint, and its blocks.
@@ -111,12 +119,12 @@ class Family:
     code: tuple[str, ...] = ()
     end_of_text: int | None = None  # the token that ends a generated text if the config has no eos_token_id
     # reads the LoRA adapters of a checkpoint from its config
-    adapters: Callable[[ConfigReader], Adapters] = lambda read: Adapters()
+    adapters: Callable[[ConfigReader], Adapters] = _no_adapters
     # the config of a discriminator -> the config of its generator, optionally with a share of its size; for families
     # with a head for replaced tokens
     generator: Callable[..., Mapping[str, Any]] | None = None
     # (config, spec) -> the config in transformers' current spelling, if published ones differ
-    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = lambda config, spec: config
+    config_to_save: Callable[[Mapping[str, Any], EncoderSpec], Mapping[str, Any]] = _unchanged
 
 
 families_by_type: dict[str, Family] = {}  # by model_type, aliases included

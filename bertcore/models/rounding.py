@@ -42,21 +42,14 @@ class RoundedWeight(NamedTuple):
 
 
 class InputStatistics:
-    """Statistics of the inputs of a weight.
+    """Statistics of the inputs of a weight, and a sample of them."""
 
-    Attributes:
-        moments: the sum of x x^T over all inputs x, (columns, columns).
-        peaks: the greatest magnitude of each column.
-        rows, sample: the number of inputs, and some of them.
-        version: 0; a `Parameter` reads it from its adapter.
-    """
-
-    version = 0
+    version = 0  # a `Parameter` reads it from its adapter
 
     def __init__(self, columns: int):
-        self.moments = np.zeros((columns, columns), np.float32)
-        self.peaks = np.zeros(columns, np.float32)
-        self.rows = 0
+        self.moments = np.zeros((columns, columns), np.float32)  # the sum of x x^T over all inputs x
+        self.peaks = np.zeros(columns, np.float32)  # the greatest magnitude of each column
+        self.rows = 0  # the number of inputs
         self._sample: list[np.ndarray] = []
         self._sampled = 0
 

@@ -48,14 +48,6 @@ def storage_dtype(precision: str) -> np.dtype:
 class Forms:
     """One version of a parameter's values, in the forms needed so far.
 
-        array           NumPy, from which CPU backends look up tables and read vectors
-        on_gpus         the same in the memory of each GPU, by its number
-        weights         one PreparedWeight for each backend and GPU that multiplies by it
-        rounded         for `autocast`: weights in its dtype, by place
-        copies          for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all
-                        forms it passes to the next version, at its address (`refreshed_copies`)
-        reads           the form that passes read, by kind and the pass's place
-
     Each is made when first needed, low-precision weights at once. The array of a parameter used only as a weight is
     freed once prepared; `on_host` restores it from the prepared weight.
 
@@ -65,25 +57,22 @@ class Forms:
         precision: the dtype that the model was loaded with, one of DTYPES.
         array: of any dtype; not copied if it has the right one. CuPy arrays stay on their device.
         scales: the scales of an int8 `array`.
-
-    Attributes:
-        dtype: NumPy's for the precision.
-        is_grouped: whether weights are in int8_weight_only, with which activations are not rounded.
-        is_own: whether the array belongs only to the parameter and may be written to; it is then kept in addition to
-            the weights prepared from it.
     """
 
     def __init__(self, label: str, uses: Set[str], precision: str, array: Any, scales: Scales | None = None):
         self.label, self.uses, self.precision, self.dtype = label, uses, precision, storage_dtype(precision)
+        # whether the array belongs only to the parameter and may be written to; it is then kept in addition to weights
         self.is_own = False
         self.is_low = precision in LOW_PRECISION
-        self.is_grouped = precision == "int8_weight_only"
-        self.array: np.ndarray | None = None
-        self.on_gpus: dict[int, Any] = {}
-        self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}
-        self.rounded: dict[Place, kernels.PreparedWeight] = {}
+        self.is_grouped = precision == "int8_weight_only"  # with which activations are not rounded
+        self.array: np.ndarray | None = None  # from which CPU backends look up tables and read vectors
+        self.on_gpus: dict[int, Any] = {}  # the same in the memory of each GPU, by its number
+        self.weights: dict[tuple[str, int], kernels.PreparedWeight] = {}  # by the backend and GPU that multiply by it
+        self.rounded: dict[Place, kernels.PreparedWeight] = {}  # for `autocast`: weights in its dtype
+        # for `autocast` on a GPU: the array in its dtype, by the GPU's number and dtype; alone of all forms it passes
+        # to the next version, at its address (`refreshed_copies`)
         self.copies: Copies = {}
-        self.reads: dict[tuple[str, bool, Place], Any] = {}
+        self.reads: dict[tuple[str, bool, Place], Any] = {}  # the form that passes read, by kind and the pass's place
         is_low_on_cpu = self.is_low_on_cpu
         if kernels.array_module(array) is not np:
             self.on_gpus[array.data.device_id] = array.astype(self.dtype, copy=False)

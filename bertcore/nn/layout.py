@@ -26,17 +26,12 @@ class Layout:
     Users see names, shapes and gradients in the checkpoint's form; computing uses rearranged arrays. A tensor (d_model,
     heads, head_dim) that is (heads * head_dim, d_model) when computing has Layout((d_model, heads, head_dim), axes=(1,
     2, 0), row_axes=2).
-
-    Attributes:
-        shape: the tensor's shape in the checkpoint.
-        split: the shape with the first axis split (query, key and value of each head in turn; experts), or None.
-        axes: the axes (of `split`) in the order of computing: first the axes of the rows, then those of the columns.
-        row_axes: the number of `axes` that make up the rows; if all do, there are no columns.
     """
 
-    shape: tuple[int, ...]
-    axes: tuple[int, ...]
-    row_axes: int
+    shape: tuple[int, ...]  # the tensor's shape in the checkpoint
+    axes: tuple[int, ...]  # (of `split`) in the order of computing: first the axes of the rows, then of the columns
+    row_axes: int  # the number of `axes` that make up the rows; if all do, there are no columns
+    # the shape with the first axis split (query, key and value of each head in turn; experts)
     split: tuple[int, ...] | None = None
 
     @classmethod

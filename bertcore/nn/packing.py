@@ -30,30 +30,22 @@ class PackedBatch:
     left padding, with which they change.)
 
     Some padding may stay, as tokens that no other token attends to.
-
-    Attributes:
-        shape: (sequences, length) of the padded batch.
-        stays: which columns stay as tokens, booleans (sequences, length).
-        is_real: which columns are real tokens, booleans of the same shape.
-        keeps_padding: whether all padding stays on request.
-        lengths: the number of tokens of each sequence, (sequences,).
-        has_tokens: which sequences have a token, booleans (sequences,).
-        cu_seqlens: int32 offsets of the sequences on the packed axis, (sequences + 1,).
-        position_ids: int32 position of each token in its sequence, (tokens,).
     """
 
     def __init__(self, attention_mask: np.ndarray, is_real: np.ndarray | None = None, *, keeps_padding: bool = False):
         """Set which columns stay, booleans (sequences, length), and which of them are real tokens (all by default)."""
-        self.shape = attention_mask.shape
+        self.shape = attention_mask.shape  # (sequences, length) of the padded batch
         self.stays = attention_mask
         self.is_real = attention_mask if is_real is None else is_real
-        self.keeps_padding = keeps_padding
-        self.lengths = attention_mask.sum(axis=1)
+        self.keeps_padding = keeps_padding  # whether all padding stays on request
+        self.lengths = attention_mask.sum(axis=1)  # tokens of each sequence, (sequences,)
         self.has_tokens = self.lengths > 0
+        # offsets of the sequences on the packed axis, (sequences + 1,)
         self.cu_seqlens = np.concatenate([[0], self.lengths.cumsum()]).astype(np.int32)
         self._sequence, self._column = attention_mask.nonzero()
         first_column = self.is_real.argmax(axis=1) if attention_mask.size else np.zeros(self.shape[0], np.int64)
-        # Padding that stays before the first real token has that token's position, so that it does not shift others.
+        # The position of each token in its sequence. Padding that stays before the first real token has that token's
+        # position, so that it does not shift others.
         self.position_ids = np.maximum(self._column - first_column[self._sequence], 0).astype(np.int32)
 
     @property

@@ -35,14 +35,6 @@ class Parameter(JoinedTensors):
         names, shape, layout: as in `JoinedTensors`.
         use: "weight" of a linear map, "table" of embeddings, or "vector" for everything else.
         initial: "normal" (mean 0, the model's initializer range), "zeros" or "ones", for a model made from a config.
-
-    Attributes:
-        uses: all its uses; see `used_as`.
-        adapter: the `LowRankAdapter` that is added to the map whose weight this is, or None; see `adapt`.
-        precision: the dtype that the model was loaded with, one of `bertcore.arguments.DTYPES`; dtype: NumPy's for it.
-        is_frozen: whether it gets no gradient; it is then a plain array even under a tape.
-        chosen_of: for experts' weights, one below the other: (number that a token passes, number of all).
-        trained_names: the tensors whose gradient is not set to 0; None for all.
     """
 
     def __init__(
@@ -54,14 +46,16 @@ class Parameter(JoinedTensors):
         layout: Layout | None = None,
     ):
         super().__init__(names, shape, layout)
-        self.uses = frozenset({use})
+        self.uses = frozenset({use})  # see `used_as`
         self.initial = initial
+        # the dtype that the model was loaded with, one of `bertcore.arguments.DTYPES`, and NumPy's for it
         self.precision, self.dtype = "float32", np.dtype(np.float32)
-        self.adapter: Any = None
+        self.adapter: Any = None  # the `LowRankAdapter` that is added to the map whose weight this is; see `adapt`
+        # for experts' weights, one below the other: (number that a token passes, number of all)
         self.chosen_of: tuple[int, int] | None = None
         self._changes = 0
-        self.is_frozen = False
-        self.trained_names: frozenset[str] | None = None
+        self.is_frozen = False  # whether it gets no gradient; it is then a plain array even under a tape
+        self.trained_names: frozenset[str] | None = None  # whose gradient is not set to 0; None for all
         self._filled: Forms | None = None
 
     def __repr__(self) -> str:
@@ -322,14 +316,10 @@ Made = TypeVar("Made")
 
 
 class PerVersion(Generic[Made]):
-    """A cache of values computed from parameters: one for each `Pass.place`, recomputed for another version.
-
-    Attributes:
-        kept: (the version, the cached value).
-    """
+    """A cache of values computed from parameters: one for each `Pass.place`, recomputed for another version."""
 
     def __init__(self) -> None:
-        self.kept: tuple[Any, dict[Any, Made]] = None, {}
+        self.kept: tuple[Any, dict[Any, Made]] = None, {}  # the version, and the cached values by place
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerVersion, ()  # a copy of a block makes its own
@@ -347,13 +337,9 @@ class PerVersion(Generic[Made]):
 
 
 class NamedParameters(Block):
-    """A block whose parameters can be read and replaced by their names in a checkpoint.
+    """A block whose parameters can be read and replaced by their names in a checkpoint."""
 
-    Attributes:
-        dtype: the dtype of the parameters, one of DTYPES.
-    """
-
-    dtype = "float32"
+    dtype = "float32"  # of the parameters, one of DTYPES
 
     def expected_tensors(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor in a checkpoint of this model, by name."""
