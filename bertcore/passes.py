@@ -190,13 +190,8 @@ class Pass:
     def begin(cls, like: Array | None = None, *, trace: Trace | None = None, seeds: Seeds | None = None) -> Pass:
         """Return the pass that the settings in force ask for; nothing else reads them.
 
-        Args:
-            like: an array whose memory the backend "auto" follows; host memory by default.
-            trace: the values to keep; none by default.
-            seeds: the source of dropout's seeds; None for no dropout.
-
-        Raises:
-            BackendUnavailable: if the backend in force cannot run here.
+        The backend "auto" follows the memory of `like`; host memory by default. Raises BackendUnavailable if the
+        backend in force cannot run here.
         """
         is_cupy = like is not None and kernels.array_module(like) is not np
         backend = kernels.resolve_backend(None, on_gpu=is_cupy)

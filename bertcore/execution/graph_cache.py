@@ -196,16 +196,9 @@ class InferenceGraphs(GraphCache):
     def run(self, version: object, key: Any, build: Build, batch: NativeArray, rows: int) -> tuple[Any, ...] | None:
         """Return the first `rows` rows of each array of build(batch)[0], by a graph; None if there is none.
 
-        Args:
-            version: of the parameters.
-            key: the layout, and everything else that the pass depends on.
-            build: computes a pass of an array like `batch`; returns (a tuple of results, the objects that it reads but
-                did not make, which live as long as the graph).
-            batch: integers, in an array whose shape the key decides.
-            rows: how many rows of the results are wanted.
-
-        Raises:
-            NotCaptured: if the pass cannot be captured.
+        `key` is the layout, and everything else that the pass depends on besides the `version` of the parameters. For
+        an array like `batch`, integers, `build` returns (a tuple of results, the objects that it reads but did not
+        make, which live as long as the graph). Raises NotCaptured if the pass cannot be captured.
         """
         with self._lock:
             found = self._find(version, key, lambda workspace: _InferenceGraph(workspace, build, batch))
@@ -253,14 +246,9 @@ class TrainingGraphs(GraphCache):
     def begin(self, version: object, key: Any, build: Build, arrays: Sequence[tuple[Any, int]]) -> TrainingPass | None:
         """Return a pass of this layout by graphs, to be run now; None if there are none.
 
-        Args:
-            version, key: of what passes read, and as for `InferenceGraphs.run`.
-            build: computes a pass of arrays like `arrays`, with their capacity; returns (the output, a function from
-                its gradient to a tuple of gradients, the objects that must live as long as the graphs).
-            arrays: the pass's inputs, each with its capacity in rows.
-
-        Raises:
-            NotCaptured: if the pass cannot be captured.
+        `arrays` are the pass's inputs, each with its capacity in rows. For arrays of that size `build` returns (the
+        output, a function from its gradient to a tuple of gradients, the objects that must live as long as the graphs).
+        Otherwise as `InferenceGraphs.run`.
         """
         with self._lock:
             found = self._find(version, key, lambda workspace: _captured_training(workspace, build, arrays))

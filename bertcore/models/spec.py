@@ -333,16 +333,10 @@ SCALINGS = {"default": None, "linear": "linear", "ntk": "ntk", "dynamic": "dynam
 
 
 def rotary_spec(read: ConfigReader, *, head_dim: int, theta: float, trained_length: int) -> RotarySpec:
-    """Return the rotary positions of heads that are rotated over their whole width.
+    """Return the rotary positions of heads that are rotated over their whole width, from rope_parameters.
 
-    Args:
-        read: a reader of the object with the keys (rope_parameters, or one of its sections).
-        head_dim: the width of a head.
-        theta: the default of rope_theta.
-        trained_length: the default of original_max_position_embeddings.
-
-    Raises:
-        ValueError: for an unsupported value of a key, or an odd `head_dim`.
+    `theta` and `trained_length` are the defaults of rope_theta and original_max_position_embeddings. Raises ValueError
+    for an unsupported value of a key, or an odd `head_dim`.
     """
     if head_dim % 2:
         raise ValueError(f"config: heads are {head_dim} wide, expected an even width: rotary positions rotate pairs")

@@ -144,14 +144,9 @@ class Forms:
     def read(self, kind: str, trains: bool, place: Place) -> NativeArray | kernels.PreparedWeight:
         """Return the form that a pass at `place` reads, and keep it for this version.
 
-        Args:
-            kind: "array", or "weight" for a linear map's weight, prepared if the backend multiplies by prepared
-                weights.
-            trains: whether the parameter gets a gradient.
-            place: `Pass.place`.
-
-        Raises:
-            ValueError: for training in low precision on the CPU, int8 on a GPU, float16 on the CPU.
+        `kind` is "array", or "weight" for a linear map's weight, prepared if the backend multiplies by prepared
+        weights; `trains` says whether the parameter gets a gradient. Raises ValueError for training in low precision on
+        the CPU, int8 on a GPU, float16 on the CPU.
         """
         if trains and self.is_low:
             self.check_trainable(place[0])

@@ -22,11 +22,8 @@ class ModelOperation:
     `with_pullback`, and the tape records that. While a program is recorded, arrays may be Deferred: an operation that
     has a step (or returns a view) takes them as they are; for any other they are computed first.
 
-    Attributes:
-        with_pullback: returns (output, pullback); the pullback returns one gradient, or None, for each array. If the
-            output is a tuple, the pullback receives one gradient, or None, per element.
-        forward: returns only the output.
-        has_step: whether it takes Deferred arrays.
+    `with_pullback` returns (output, pullback); the pullback returns one gradient, or None, for each array. If the
+    output is a tuple, the pullback receives one gradient, or None, per element. `forward` returns only the output.
     """
 
     def __init__(self, with_pullback: Callable[..., tuple[Any, Pullback]], *, has_step: bool):
@@ -73,11 +70,8 @@ def operation(*, has_step: bool = False) -> Callable[[Callable[..., tuple[Any, P
 def differentiable(record: Operation, *arrays: str, has_step: bool = False) -> ModelOperation:
     """Return a kernel's operation: it computes without checks, and its pullback is the kernel's backward.
 
-    Args:
-        record: the kernel's record.
-        arrays: the names of the positional arguments of a call; arrays omitted at the end are None. All other arguments
-            of the record are given by keyword.
-        has_step: whether it takes Deferred arrays.
+    `arrays` names the positional arguments of a call; arrays omitted at the end are None. All other arguments of the
+    record are given by keyword.
     """
     places = [arrays.index(name) if name in arrays else name for name in record.arguments]
     sources = [record.same_gradient.get(name, name) for name in arrays]

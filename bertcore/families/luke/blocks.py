@@ -112,15 +112,11 @@ def entity_aware_attention(
 
     Args:
         qkv: concatenated query, key and value of all tokens, (tokens, 3 * hidden); the query is the words' for words,
-            and is not read for entities.
+            and is not read for entities. The result is (tokens, hidden).
         word_queries: words' queries for entities, (words, hidden).
         entity_queries: entities' concatenated queries for words and for entities, (entities, 2 * hidden).
-        num_heads: the number of heads of each.
         word_rows, entity_rows: the indices of words and entities among the tokens, (words,) and (entities,).
         options: cu_seqlens, attn_mask, compute_dtype and dropout as for `attention`.
-
-    Returns:
-        (tokens, hidden).
     """
     asked = with_seed(run, options) | {"num_heads": num_heads, "word_rows": word_rows, "entity_rows": entity_rows}
     return note_probabilities(run, _entity_aware_attention(run, qkv, word_queries, entity_queries, **asked))

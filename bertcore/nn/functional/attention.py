@@ -47,14 +47,8 @@ def self_attention(
 ) -> Tensor:
     """Return `attention` of query, key and value that are concatenated in one array or several.
 
-    Args:
-        projected: arrays (tokens, ...) whose columns are, in turn, query, key and value of all heads.
-        num_heads: the number of query heads.
-        num_key_value_heads: the number of key and value heads; num_heads by default.
-        relative, options: as for `attention`.
-
-    Returns:
-        (tokens, heads * head_dim).
+    The columns of `projected`, (tokens, ...) each, are query, key and value of all heads, in turn. Key and value may
+    have fewer heads, num_key_value_heads. Returns (tokens, heads * head_dim).
     """
     asked = with_seed(run, options) | {"heads": (num_heads, num_key_value_heads or num_heads), "relative": relative}
     return note_probabilities(run, _self_attention(run, *projected, *_terms(relative), **asked))

@@ -69,15 +69,9 @@ def grouped_linear(
 ) -> Tensor:
     """Return activation(input @ weight.T) of groups of rows, each with its own part of the weight.
 
-    Args:
-        input: (rows, in_features), group after group.
-        weight: the groups' weights, one below the other, (groups * out_features, in_features); an array, a prepared
-            weight or an ObservedWeight.
-        offsets: the first row of each group, and the number of rows: integers in host memory, (groups + 1,).
-        activation: as for `linear`.
-
-    Returns:
-        (rows, out_features).
+    Maps (rows, in_features), group after group, to (rows, out_features). The groups' weights are one below the other,
+    (groups * out_features, in_features), in an array, a prepared weight or an ObservedWeight; `offsets` are the first
+    row of each group, and the number of rows, in host memory.
     """
     if type(weight) is ObservedWeight:
         weight.observe(input)
