@@ -270,7 +270,7 @@ _BERT_HASH = FamilyCase(
 
 
 def jina_bert(code: str) -> FamilyCase:
-    """Jina BERT v2, or its code model: their oracle is in test_jina_bert.py."""
+    """Jina BERT v2, or its code model: their oracle is in test_family_definitions.py."""
     return FamilyCase(
         EVEN | {"model_type": "bert", "max_position_embeddings": 64, "position_embedding_type": "alibi",
                 "feed_forward_type": "geglu", "auto_map": {"AutoModel": f"jinaai/{code}--modeling_bert.JinaBertModel"}},

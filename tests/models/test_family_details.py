@@ -1,10 +1,17 @@
-"""Details of single families: ALBERT, DistilBERT, ELECTRA, EuroBERT, MobileBERT; names of modules."""
+"""Details of single families: ALBERT, DistilBERT, ELECTRA, EuroBERT, Jina BERT, MobileBERT, NeoBERT; modules' names."""
 
 import numpy as np
 import pytest
 
 import bertcore
-from bertcore import AutoModel, AutoModelForMaskedLM, AutoModelForMultipleChoice, AutoModelForPreTraining, use_backend
+from bertcore import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForPreTraining,
+    load_model,
+    use_backend,
+)
 from bertcore.checkpoint import CheckpointError
 from bertcore.tasks.low_precision import quantize
 from tests.models.family_checks import check_loads, drawn_anew
@@ -151,3 +158,48 @@ def test_bert_hash_is_bert_with_a_table_of_products(cpu_backend, task):
     ids, mask = np.random.default_rng(0).integers(1, 60, (2, 9)), np.arange(9) < np.array([[9], [4]])
     found, expected = (each(ids, mask)[0] for each in (model, bert))
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["jina_bert", "jina_bert_code"])
+def test_programs_serve_other_lengths_of_as_many_tokens(name):
+    """And passes with holes, which count as places."""
+    model = drawn_anew(AutoModel.from_config(FAMILIES[name].config))
+    ids = np.random.default_rng(1).integers(1, 40, (2, 15))
+    for lengths in ([8, 8], [8, 8], [8, 8], [15, 1], [3, 13], None):
+        mask = ids % 3 > 0 if lengths is None else np.arange(15) < np.array(lengths)[:, None]
+        with use_backend("numpy"):
+            truth = model(ids, mask).last_hidden_state
+        with use_backend("numba"):
+            np.testing.assert_allclose(model(ids, mask).last_hidden_state, truth, atol=1e-5 * np.abs(truth).max())
+
+
+NEOBERT = FAMILIES["neobert"].config
+PUBLISHED = NEOBERT | {
+    "auto_map": {"AutoConfig": "model.NeoBERTConfig", "AutoModel": "model.NeoBERT",
+                 "AutoModelForMaskedLM": "model.NeoBERTLMHead"},
+    "architectures": ["NeoBERTLMHead"], "dim_head": 12,
+}  # fmt: skip
+
+
+def test_published_configs_and_names_of_neobert(tmp_path):
+    model = drawn_anew(AutoModelForMaskedLM.from_config(PUBLISHED))
+    model.save_pretrained(tmp_path)
+    again = load_model(tmp_path)
+    assert type(again) is AutoModelForMaskedLM and again.config["architectures"] == ["NeoBERTLMHead"]
+    with use_backend("numpy"):
+        out, state = model([[5, 9, 8]], output_hidden_states=True), model.state_dict()
+        np.testing.assert_array_equal(again([[5, 9, 8]]).logits, out.logits)
+    expected = out.hidden_states[-1] @ state["decoder.weight"].T + state["decoder.bias"]
+    np.testing.assert_allclose(out.logits, expected, rtol=1e-4, atol=1e-4)
+    AutoModel.from_pretrained(tmp_path).save_pretrained(tmp_path / "encoder")
+    assert type(load_model(tmp_path / "encoder")) is AutoModel
+    assert bertcore.AutoModelForSequenceClassification.from_config(PUBLISHED)([[5, 9]]).logits.shape == (1, 3)
+    other = PUBLISHED | {"model_type": "other"}
+    refuses(ValueError, "config: model_type is 'other', supported is 'neobert'", AutoModel.from_config, other)
+    odd = NEOBERT | {"hidden_size": 15, "num_attention_heads": 3}
+    refuses(ValueError, "config: heads are 5 wide, expected an even width", AutoModel.from_config, odd)
+
+
+@pytest.mark.parametrize(("stated", "width"), [(3072, 2048), (1000, 672), (1, 8)])
+def test_two_thirds_of_the_stated_width_in_eights(stated, width):
+    assert AutoModel(NEOBERT | {"intermediate_size": stated}).spec.layers[0].intermediate_size == width

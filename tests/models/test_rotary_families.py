@@ -16,7 +16,7 @@ from tests.kernels.oracles import gelu
 from tests.models.family_checks import check_loads, check_recorded, check_refused, drawn_anew
 from tests.models.family_parity import check, check_saved_config, random_batch
 from tests.models.family_table import FAMILIES
-from tests.models.test_jina_embeddings_v3 import TINY as JINA_TINY
+from tests.models.test_task_adapters import TINY as JINA_TINY
 from tests.refusals import refuses
 from tests.tiny_families import tiny_config
 
