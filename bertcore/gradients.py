@@ -93,8 +93,7 @@ class Gradients(dict[str, Any]):
 def gradients_of(parameters: Sequence[Parameter], grads: Mapping[str, Any]) -> list[Any]:
     """Return the gradients of `parameters` in the shapes that they compute in.
 
-    Raises:
-        TypeError, ValueError: for a name that `grads` lacks, a non-array, or a wrong shape or dtype.
+    Raises TypeError or ValueError for a name that `grads` lacks, a non-array, or a wrong shape or dtype.
     """
     whole = grads.whole(parameters) if isinstance(grads, Gradients) else [None] * len(parameters)
     pairs = zip(parameters, whole, strict=True)

@@ -20,11 +20,6 @@ class Encoder(Block):
     """Embeddings, layers, a final norm where the family has one and, optionally, a pooler.
 
     Families differ in their blocks and their adapter; no class derives from this one.
-
-    Attributes:
-        recomputes_layers: under a tape each layer keeps only its input and is run again in the backward pass: this
-            takes a third more time, but the memory of one layer (`tape.checkpoint`). The gradients are bit-identical. A
-            pass that returns attentions or projections keeps everything.
     """
 
     def __init__(self, family: Family, spec: EncoderSpec, *, prefix: str, pooler: bool):
@@ -45,6 +40,8 @@ class Encoder(Block):
             bias = "final_norm" not in spec.without_bias
             self.final_norm = spec.layers[-1].norm(names["final_norm"], **sizes, bias=bias)
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
+        # Under a tape each layer keeps only its input and is run again in the backward pass (`tape.checkpoint`). A pass
+        # that returns attentions or projections keeps everything.
         self.recomputes_layers = False
         self._recorded, self._graphs = eager.Recorded(), Graphs()
 

@@ -257,12 +257,7 @@ class PackedWords:
     """The words and labels of a batch on the packed axis.
 
     `counts`, (texts, 1), has the number of words of each text. Words that are missing from `words_mask` come last.
-
-    Attributes:
-        rows, label_rows: the packed tokens of the words that were read, and the tokens before labels.
-        cu_words: offsets of the texts among the words, (texts + 1,).
-        shape: (texts, words of the longest text).
-        most_labels: the largest number of labels of a text.
+    `rows` and `label_rows` are the packed tokens of the words that were read, and the tokens before labels.
     """
 
     def __init__(self, label_rows: np.ndarray, packed: Any, words_mask: np.ndarray, counts: np.ndarray | None = None):
@@ -276,13 +271,13 @@ class PackedWords:
             raise ValueError(f"text_lengths has {len(counts)} entries, expected {len(read)}, one for each text")
         for text in np.flatnonzero(counts < read):
             raise ValueError(f"text_lengths[{text}] is {counts[text]}, expected {read[text]} or more, as in words_mask")
-        self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+        self.cu_words = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)  # offsets of texts among the words
         self._places = np.repeat(self.cu_words[:-1], read) + numbers[self.rows] - 1  # of read words among all
         if (numbers[self.rows] != np.arange(len(self.rows)) - np.repeat(cu_read[:-1], read) + 1).any():
             raise ValueError("words_mask does not number the words of each text 1, 2, ... in order")
         if np.count_nonzero(words_mask) != len(self.rows):
             raise ValueError("words_mask has a word at a padded position (attention_mask 0): set it to 0")
-        self.shape = len(counts), int(counts.max(initial=0))
+        self.shape = len(counts), int(counts.max(initial=0))  # (texts, words of the longest text)
 
     def all_words(self, run: Pass, states: Tensor) -> Tensor:
         """Return the states of all words, (words, width); words that were not read are zero."""

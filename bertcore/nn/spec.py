@@ -29,10 +29,7 @@ class LayerSpec:
     and "feed_forward_norm"; a family's `layer_names` are their names in checkpoints. Only some families name
     "plain_expand" (the first map of a feed-forward without a gate), "query_norm" and "key_norm" (norms before the
     rotation of queries and keys), "attention_output_norm" and "feed_forward_output_norm" (norms before the residual is
-    added).
-
-    Raises:
-        ValueError: for a wrong attribute; the message names it and what was expected.
+    added). Raises ValueError for a wrong attribute.
     """
 
     hidden_size: int  # the width of the layer

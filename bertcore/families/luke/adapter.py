@@ -104,9 +104,6 @@ class WordAndEntityAdapter(Adapter):
             entity_token_type_ids: of the same shape, 0 by default.
             entity_position_ids: the positions of each entity's tokens in the text, padded with -1, (sequences,
                 entities, tokens).
-
-        Raises:
-            TypeError, ValueError: for a wrong argument; the message names it, the place and what was expected.
         """
         inputs = pack(self.spec, *given, keep_padding=keep_padding)
         others = (entity_attention_mask, entity_token_type_ids, entity_position_ids)
