@@ -33,19 +33,13 @@ SAMPLED = 100  # texts between two readings of memory
 
 
 class Axis(NamedTuple):
-    """A quantity that grows.
+    """A quantity that grows."""
 
-    Attributes:
-        title: the title of the plot.
-        values: the points, and fewer for --quick.
-        prepare: value -> the call to measure; it is called once before.
-        line: the time at `value` with linear growth, relative to the first point.
-    """
-
-    title: str
-    values: Sequence[int]
-    quick: Sequence[int]
-    prepare: Callable[[int], Callable[[], Any]]
+    title: str  # of the plot
+    values: Sequence[int]  # the points
+    quick: Sequence[int]  # fewer, for --quick
+    prepare: Callable[[int], Callable[[], Any]]  # value -> the call to measure; it is called once before
+    # the time at `value` with linear growth, relative to the first point
     line: Callable[[int, int], float] = lambda value, first: value / first
 
 

@@ -26,19 +26,12 @@ PRODUCTS = (4096, 768, 768), (4096, 768, 3072), (4096, 3072, 768), (16, 768, 307
 
 
 class Sizes(NamedTuple):
-    """The sizes of everything that is timed.
-
-    Attributes:
-        products: (tokens, in_features, out_features) of each.
-        attention_tokens: cut into texts of each of the lengths.
-        batch: a model's batch as lengths of texts; likewise `ragged` and `single`.
-        seconds: of measuring, for each comparison.
-    """
+    """The sizes of everything that is timed."""
 
     row_tokens: int
     widths: tuple[int, ...]
-    products: tuple[tuple[int, int, int], ...]
-    attention_tokens: int
+    products: tuple[tuple[int, int, int], ...]  # (tokens, in_features, out_features) of each
+    attention_tokens: int  # cut into texts of each of the lengths
     heads: int
     head_dim: int
     lengths: tuple[int, ...]
@@ -46,10 +39,11 @@ class Sizes(NamedTuple):
     relative_lengths: tuple[int, ...]
     table_rows: int
     config: Mapping[str, Any]
+    # a model's batches as lengths of texts
     batch: tuple[int, ...]
     ragged: tuple[int, ...]
     single: tuple[int, ...]
-    seconds: float
+    seconds: float  # of measuring, for each comparison
 
 
 def full() -> Sizes:

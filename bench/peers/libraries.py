@@ -26,32 +26,20 @@ class Unsupported(Exception):
 
 
 class Session(NamedTuple):
-    """A loaded model.
+    """A loaded model."""
 
-    Attributes:
-        bind: brings a batch into the library's own arrays, once; returns the call to time.
-        hidden: brings the call's result to the last hidden state, (texts, longest, hidden), in NumPy.
-        note: a remark for readers of the figures.
-    """
-
-    bind: Callable[[Batch], Callable[[], Any]]
-    hidden: Callable[[Any], np.ndarray] = np.asarray
-    note: str = ""
+    bind: Callable[[Batch], Callable[[], Any]]  # a batch into the library's own arrays, once; returns the call to time
+    hidden: Callable[[Any], np.ndarray] = np.asarray  # the result's last hidden state, (texts, longest, hidden)
+    note: str = ""  # for readers of the figures
 
 
 class Peer(NamedTuple):
-    """A library under the name it has in the results.
-
-    Attributes:
-        precisions: the precisions it may be able to compute in.
-        needs: modules that must be installed.
-        load: (folder of the checkpoint, precision, threads) -> Session; may raise Unsupported.
-    """
+    """A library under the name it has in the results."""
 
     name: str
-    precisions: Sequence[str]
-    needs: Sequence[str]
-    load: Callable[[Path, str, int], Session]
+    precisions: Sequence[str]  # that it may be able to compute in
+    needs: Sequence[str]  # modules that must be installed
+    load: Callable[[Path, str, int], Session]  # (folder of the checkpoint, precision, threads); may raise Unsupported
 
 
 def missing_reason(peer: Peer) -> str | None:

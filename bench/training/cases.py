@@ -119,15 +119,10 @@ LEARNING_RATE, WEIGHT_DECAY, MOST_NORM = 1e-4, 0.01, 1.0
 
 
 class Loop(NamedTuple):
-    """A model and its optimiser.
+    """A model and its optimiser."""
 
-    Attributes:
-        step: trains on a batch; returns the loss before.
-        train: switches dropout on (True) or off.
-    """
-
-    step: Callable[[Batch], float]
-    train: Callable[[bool], object]
+    step: Callable[[Batch], float]  # trains on a batch; returns the loss before
+    train: Callable[[bool], object]  # switches dropout on (True) or off
 
 
 def checkpoint_of(case: Case, workdir: Path) -> Path:

@@ -19,16 +19,12 @@ EVEN = SIZES | {"hidden_size": 36}  # rotary positions turn pairs
 
 
 class Variant(NamedTuple):
-    """Changes of a family's config, the batch to try them with, and the head (None: that of the words).
-
-    lengths: of the batch's texts; None: those of the family's row.
-    padding: "right", "left" or "holes"; "words": padding's word among the others, which are to be seen.
-    """
+    """Changes of a family's config, the batch to try them with, and the head (None: that of the words)."""
 
     changes: Mapping[str, Any]
-    lengths: tuple[int, ...] | None = None
+    lengths: tuple[int, ...] | None = None  # of the batch's texts; None: those of the family's row
     task: str | None = None
-    padding: str = "right"
+    padding: str = "right"  # "left" or "holes"; "words": padding's word among the others, which are to be seen
 
 
 # Of every family, under BERT's keys.
@@ -47,39 +43,25 @@ COMMON = {
 
 @dataclass(frozen=True)
 class FamilyCase:
-    """A row of the table.
+    """A row of the table."""
 
-    Attributes:
-        config: small, with widths that are no multiples of 8, as transformers spells it.
-        variants: beside those of COMMON, or in place of them; None: that one does not apply.
-        lengths: of the texts of a batch.
-        everything: changes for the one variant that every backend and dtype runs.
-        in_task: changes that a task needs.
-        keys: BERT's keys -> the family's own.
-        counts: what transformers counts positions by: "columns", padding on the left too; "words", not the padding's;
-            None where they are relative.
-        padding_word: what transformers takes for padding whatever pad_token_id says.
-        has_peer: whether transformers has the family.
-        copies: tensors that published files repeat: name -> the parameter that it is.
-        refused: values of keys that are an error.
-        elsewhere: tasks that transformers has no model for, or one with a decoder (T5).
-        is_recorded: whether its encoder is one recorded program on Numba.
-        layers_of: the family whose layers it has, and which is tried with unusual configs, backends and dtypes for it.
-    """
-
-    config: Mapping[str, Any]
+    config: Mapping[str, Any]  # small, with widths that are no multiples of 8, as transformers spells it
+    # beside those of COMMON, or in place of them; None: that one does not apply
     variants: Mapping[str, Variant | None] = field(default_factory=dict)
-    lengths: tuple[int, ...] = (11, 1, 7)
-    everything: Mapping[str, Any] = field(default_factory=dict)
-    in_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    lengths: tuple[int, ...] = (11, 1, 7)  # of the texts of a batch
+    everything: Mapping[str, Any] = field(default_factory=dict)  # for the one variant that every backend and dtype runs
+    in_task: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # changes that a task needs
+    keys: Mapping[str, str] = field(default_factory=dict)  # BERT's keys -> the family's own
+    # what transformers counts positions by: "columns", padding on the left too; "words", not the padding's; None where
+    # they are relative
     counts: str | None = None
-    padding_word: int | None = None
-    has_peer: bool = True
-    copies: Mapping[str, str] = field(default_factory=dict)
-    refused: Mapping[str, Any] = field(default_factory=dict)
-    elsewhere: tuple[str, ...] = ()
-    is_recorded: bool = True
+    padding_word: int | None = None  # what transformers takes for padding whatever pad_token_id says
+    has_peer: bool = True  # whether transformers has the family
+    copies: Mapping[str, str] = field(default_factory=dict)  # that published files repeat: name -> the parameter
+    refused: Mapping[str, Any] = field(default_factory=dict)  # values of keys that are an error
+    elsewhere: tuple[str, ...] = ()  # tasks that transformers has no model for, or one with a decoder (T5)
+    is_recorded: bool = True  # whether its encoder is one recorded program on Numba
+    # the family whose layers it has, and which is tried with unusual configs, backends and dtypes for it
     layers_of: str | None = None
 
     @cached_property
