@@ -78,16 +78,14 @@ ALBERT = register(
         | {"embeddings_projection": "encoder.embedding_hidden_mapping_in", "pooler": "pooler"},
         layer_names=in_each_layer(
             "encoder.albert_layer_groups.{layer}.albert_layers.{inner}.",
-            {
-                "query": "attention.query",
-                "key": "attention.key",
-                "value": "attention.value",
-                "attention_output": "attention.dense",
-                "attention_norm": "attention.LayerNorm",
-                "expand": "ffn",
-                "contract": "ffn_output",
-                "feed_forward_norm": "full_layer_layer_norm",
-            },
+            query="attention.query",
+            key="attention.key",
+            value="attention.value",
+            attention_output="attention.dense",
+            attention_norm="attention.LayerNorm",
+            expand="ffn",
+            contract="ffn_output",
+            feed_forward_norm="full_layer_layer_norm",
         ),
     )
 )

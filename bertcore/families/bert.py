@@ -57,16 +57,14 @@ BERT = register(
         },
         layer_names=in_each_layer(
             "encoder.layer.{layer}.",
-            {
-                "query": "attention.self.query",
-                "key": "attention.self.key",
-                "value": "attention.self.value",
-                "attention_output": "attention.output.dense",
-                "attention_norm": "attention.output.LayerNorm",
-                "expand": "intermediate.dense",
-                "contract": "output.dense",
-                "feed_forward_norm": "output.LayerNorm",
-            },
+            query="attention.self.query",
+            key="attention.self.key",
+            value="attention.self.value",
+            attention_output="attention.output.dense",
+            attention_norm="attention.output.LayerNorm",
+            expand="intermediate.dense",
+            contract="output.dense",
+            feed_forward_norm="output.LayerNorm",
         ),
     )
 )

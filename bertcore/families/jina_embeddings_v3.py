@@ -79,14 +79,12 @@ JINA_EMBEDDINGS_V3 = register(
         encoder_names=XLM_ROBERTA.encoder_names | {"embeddings_norm": "emb_ln"},
         layer_names=in_each_layer(
             "encoder.layers.{layer}.",
-            {
-                "qkv": "mixer.Wqkv",
-                "attention_output": "mixer.out_proj",
-                "attention_norm": "norm1",
-                "expand": "mlp.fc1",
-                "contract": "mlp.fc2",
-                "feed_forward_norm": "norm2",
-            },
+            qkv="mixer.Wqkv",
+            attention_output="mixer.out_proj",
+            attention_norm="norm1",
+            expand="mlp.fc1",
+            contract="mlp.fc2",
+            feed_forward_norm="norm2",
         ),
         code=published_code(
             *("modeling_lora", "modeling_xlm_roberta", "configuration_xlm_roberta"),

@@ -95,14 +95,12 @@ MODERNBERT = register(
         },
         layer_names=in_each_layer(
             "layers.{layer}.",
-            {
-                "attention_norm": "attn_norm",
-                "qkv": "attn.Wqkv",
-                "attention_output": "attn.Wo",
-                "feed_forward_norm": "mlp_norm",
-                "expand": "mlp.Wi",
-                "contract": "mlp.Wo",
-            },
+            attention_norm="attn_norm",
+            qkv="attn.Wqkv",
+            attention_output="attn.Wo",
+            feed_forward_norm="mlp_norm",
+            expand="mlp.Wi",
+            contract="mlp.Wo",
         ),
         pooler=None,
     )

@@ -83,8 +83,11 @@ MPNET = register(
         layer_names=ROBERTA.layer_names
         | in_each_layer(
             "encoder.layer.{layer}.attention.",
-            {"query": "attn.q", "key": "attn.k", "value": "attn.v", "attention_output": "attn.o"}
-            | {"attention_norm": "LayerNorm"},
+            query="attn.q",
+            key="attn.k",
+            value="attn.v",
+            attention_output="attn.o",
+            attention_norm="LayerNorm",
         ),
         adapter=BiasAdapter,
     )

@@ -63,7 +63,7 @@ def fewer_layers(config: Mapping[str, Any], share: float = 0.5) -> dict[str, Any
     return {**config, "num_hidden_layers": max(1, round(share * layers))}
 
 
-def in_each_layer(prefix: str, names: Mapping[str, str]) -> dict[str, str]:
+def in_each_layer(prefix: str, **names: str) -> dict[str, str]:
     """Return `Family.layer_names` that all begin with `prefix`, which contains the layer's number."""
     return {part: prefix + name for part, name in names.items()}
 
