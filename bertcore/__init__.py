@@ -144,11 +144,7 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def _unpacked_gguf(file: Any) -> Any:
-    return importlib.import_module("bertcore.formats.gguf_model").unpacked(file)
-
-
-FILE_READERS[".gguf"] = _unpacked_gguf
+FILE_READERS[".gguf"] = lambda file: importlib.import_module("bertcore.formats.gguf_model").unpacked(file)
 
 
 def __dir__() -> list[str]:

@@ -286,16 +286,11 @@ def _of_parameters(model: HasParameters, found: Mapping[Any, Any]) -> Gradients:
             xp = kernels.array_module(next(iter(found.values())))
             gradient = xp.zeros(parameter.shape, parameter.dtype)
         grads.add(parameter, _of_trained_names(parameter, gradient))
-    _check_adapters(parameters, found, grads)
-    return grads
-
-
-def _check_adapters(parameters: list[Parameter], found: Mapping[Any, Any], grads: Gradients) -> None:
-    """Raise ValueError if adapters have gradients and are not among a model's parameters."""
     adapters = [parameter.adapter for parameter in parameters if parameter.adapter is not None]
     factors = (factor for adapter in adapters for factor in adapter.parameters())
     if any(factor in found and factor.names[0] not in grads for factor in factors):
         raise ValueError("this model has adapters: differentiate the PeftModel made from it")
+    return grads
 
 
 def _check_any(items: Iterable[Any]) -> None:

@@ -193,16 +193,11 @@ class LanguageModelHead(Block):
     def loss_in_chunks(self, run: Pass, hidden: Tensor, labels: NativeArray) -> Tensor:
         """Return the mean cross entropy of the logits of hidden states, (tokens, hidden), computed in chunks.
 
-        Every token has a label.
+        Every token has a label. The decoder must be one linear map without an adapter.
         """
         weight, bias = self.decoder.weight(run), None if self.bias is None else self.bias.value(run)
         options = {"labels": labels, "needs_weight": type(weight) is Variable}
         return functional.decoded_cross_entropy(run, self._transformed(run, hidden), weight, bias, **options)
-
-    @property
-    def can_chunk_loss(self) -> bool:
-        """True if `loss_in_chunks` can be used: the decoder is one linear map without an adapter."""
-        return self.rest is None and self.decoder.adapter is None
 
     def _transformed(self, run: Pass, hidden: Tensor) -> Tensor:
         if self.transform is None:

@@ -104,7 +104,11 @@ def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
         length=length,
         weights_passed=weights_passed(model),
         flops_per_token=flops_per_token(model, length),
-        megabytes={dtype: _bytes(model, dtype) / 1e6 for dtype in DTYPES if dtype != "float64"},
+        megabytes={
+            dtype: sum(_bytes(parameter, dtype) for parameter in model.parameters()) / 1e6
+            for dtype in DTYPES
+            if dtype != "float64"
+        },
         classes=tuple(models),
     )
 
@@ -155,15 +159,11 @@ def _sizes(blocks: Iterable[Block]) -> int:
     return sum(_size(parameter) for block in blocks for parameter in block.parameters())
 
 
-def _bytes(model: Model, dtype: str) -> int:
-    if dtype in ("float32", "float16"):
-        return model.num_parameters() * (4 if dtype == "float32" else 2)
-    return sum(_low_bytes(parameter, dtype) for parameter in model.parameters())
-
-
-def _low_bytes(parameter: Parameter, dtype: str) -> int:
-    """Return a parameter's bytes in low precision on a CPU: tables are in bfloat16, vectors in float32."""
+def _bytes(parameter: Parameter, dtype: str) -> int:
+    """Return a parameter's bytes; in low precision on a CPU tables are in bfloat16, vectors in float32."""
     size, found = _size(parameter), 0
+    if dtype in ("float32", "float16"):
+        return size * (4 if dtype == "float32" else 2)
     if "weight" in parameter.uses:
         rows, columns = parameter.shape
         scales = {"int8": 4 * rows, "int8_weight_only": 2 * rows * group_count(columns)}
@@ -299,8 +299,13 @@ def timed_passes(config: Mapping[str, Any], folder: str | None, batch: int, leng
     from bertcore import kernels
     from bertcore.models.auto import AutoModel
 
+    counted: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([])
+    if backend == "numba":
+        from bertcore.kernels._numba.compile.cache import compilations
+
+        counted = compilations()
     with kernels.use_backend(backend):
-        with _compilations(backend) as compiled:
+        with counted as compiled:
             model = AutoModel.from_pretrained(folder) if folder else AutoModel.from_config(config)
             ids = np.random.default_rng(0).integers(0, model.spec.vocab_size, (batch, length))
             for _ in range(WARM_UP):
@@ -308,14 +313,6 @@ def timed_passes(config: Mapping[str, Any], folder: str | None, batch: int, leng
         yield bool(compiled)
         while True:
             yield _seconds(model, ids)
-
-
-def _compilations(backend: str) -> contextlib.AbstractContextManager[list[str]]:
-    if backend != "numba":
-        return contextlib.nullcontext([])
-    from bertcore.kernels._numba.compile.cache import compilations
-
-    return compilations()
 
 
 def _seconds(model: Model[Any], ids: np.ndarray) -> float:

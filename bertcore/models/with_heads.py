@@ -91,7 +91,8 @@ class ModelWithHeads(Model[OutputT]):
         """Compute the loss; on a GPU in chunks if the scores of all labels would take much memory and are not kept."""
         run, rows = encoded.run, np.flatnonzero(labels != losses.IGNORED)
         is_on_host = kernels.array_module(value_of(encoded.hidden)) is np
-        is_plain = run.trace.scores is None and run.class_options is None and head.can_chunk_loss
+        is_plain = run.trace.scores is None and run.class_options is None
+        is_plain = is_plain and head.rest is None and head.decoder.adapter is None
         if not is_on_host and is_plain and len(rows) > functional.losses.CHUNK:
             read = self._read(encoded, run.to_backend(rows))
             return head.loss_in_chunks(run, read, run.to_backend(labels[rows]))

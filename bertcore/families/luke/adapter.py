@@ -155,8 +155,14 @@ def _pack(spec: EncoderSpec, packed: PackedBatch, ids: np.ndarray, attention_mas
     check_range("entity_ids", ids, kept, spec.details.vocab_size, "entities")
     if spec.type_vocab_size:
         check_range("entity_token_type_ids", types, kept, spec.type_vocab_size, "token types")
-    batch = PackedBatch(kept, mask)
-    positions = batch.strip(_positions(spec, ids, kept, position_ids))
+    if position_ids is None:
+        raise ValueError("entity_ids is given without entity_position_ids, the positions of the entities' tokens")
+    name, batch = "entity_position_ids", PackedBatch(kept, mask)
+    positions = integer_batch(name, position_ids, ("sequences", "entities", "tokens"))
+    if positions.shape[:2] != ids.shape:
+        raise ValueError(f"{name} has shape {positions.shape}, expected {(*ids.shape, 'tokens')} as entity_ids has")
+    check_range(name, positions, kept[:, :, None] & (positions != -1), spec.max_positions, "positions")
+    positions = batch.strip(positions)
     used = np.flatnonzero((positions >= 0).any(axis=0))  # columns up to the last one that any mention uses stay
     all_tokens = PackedBatch(np.hstack([packed.stays, kept]), np.hstack([packed.is_real, mask]))
     columns = np.broadcast_to(np.arange(all_tokens.shape[1]), all_tokens.shape)
@@ -171,14 +177,3 @@ def _pack(spec: EncoderSpec, packed: PackedBatch, ids: np.ndarray, attention_mas
         cu_seqlens=all_tokens.cu_seqlens,
         key_mask=all_tokens.key_mask(),
     )
-
-
-def _positions(spec: EncoderSpec, ids: np.ndarray, kept: np.ndarray, position_ids: ArrayLike | None) -> np.ndarray:
-    if position_ids is None:
-        raise ValueError("entity_ids is given without entity_position_ids, the positions of the entities' tokens")
-    name = "entity_position_ids"
-    positions = integer_batch(name, position_ids, ("sequences", "entities", "tokens"))
-    if positions.shape[:2] != ids.shape:
-        raise ValueError(f"{name} has shape {positions.shape}, expected {(*ids.shape, 'tokens')} as entity_ids has")
-    check_range(name, positions, kept[:, :, None] & (positions != -1), spec.max_positions, "positions")
-    return positions

@@ -80,14 +80,6 @@ class Predictions:
     # 1 for tokens at which the query stream attends to any key, else 0, (tokens, 1); None if all are 1
     sees: NativeArray | None = None
 
-    def to_tokens(self, run: Pass, predictions: Tensor) -> Tensor:
-        """Map (predictions, features) to (tokens, features)."""
-        return mix_rows(run, predictions, matrices=self.matrices.transpose(0, 2, 1))
-
-    def from_tokens(self, run: Pass, tokens: Tensor) -> Tensor:
-        """Map (tokens, features) to (predictions, features)."""
-        return mix_rows(run, tokens, matrices=self.matrices)
-
     def zero_blind(self, run: Pass, array: Tensor) -> Tensor:
         """Zero `array`, (tokens, ...), at tokens that attend to no key: with scores of 0, all keys count equally."""
         if self.sees is None or array is None:
@@ -155,7 +147,8 @@ class TwoStreamAttention(RelativeAttention):
         if predictions is None:
             query = functional.linear(run, stream, self.query.weight(run), self.content_bias.value(run))
         else:
-            query = predictions.to_tokens(run, functional.linear(run, stream, self.query.weight(run), None))
+            query = functional.linear(run, stream, self.query.weight(run), None)
+            query = mix_rows(run, query, matrices=predictions.matrices.transpose(0, 2, 1))  # from predictions to tokens
             query = functional.add(run, query, self.content_bias.value(run))
         queries = query, functional.add(run, query, self._beside_content(run, self.position_bias))
         scores = self._segment_scores(run, query, context)
@@ -163,7 +156,9 @@ class TwoStreamAttention(RelativeAttention):
             queries = tuple(predictions.zero_blind(run, each) for each in queries)
             scores = predictions.zero_blind(run, scores)
         attended = self._attend(run, queries, keys, context, self.output_weight, scores)
-        return self.close(run, attended if predictions is None else predictions.from_tokens(run, attended), stream)
+        if predictions is not None:
+            attended = mix_rows(run, attended, matrices=predictions.matrices)
+        return self.close(run, attended, stream)
 
     def _segment_scores(self, run: Pass, query: Tensor, context: RecurrentContext) -> Tensor:
         if context.relations.segment_ids is None:

@@ -24,7 +24,9 @@ def add(run: Pass, left: Tensor, right: Tensor) -> Tensor:
     def pullback(grad):
         if right.shape == left.shape:
             return grad, grad
-        return grad, column_sums(grad) if right.ndim == 1 else row_sums(grad)
+        if right.ndim == 1:
+            return grad, column_sums(grad)
+        return grad, grad.sum(axis=1, dtype=_sum_dtype(grad), keepdims=True).astype(grad.dtype)
 
     return left + right, pullback
 
@@ -229,11 +231,6 @@ def widened(array: NativeArray) -> NativeArray:
 def column_sums(grad: NativeArray) -> NativeArray:
     """Return the sum over the rows in the dtype of `grad`, computed in float64 (float32 on a GPU)."""
     return grad.sum(axis=0, dtype=_sum_dtype(grad)).astype(grad.dtype)
-
-
-def row_sums(grad: NativeArray) -> NativeArray:
-    """Return the sum over the columns, (rows, 1), computed as in `column_sums`."""
-    return grad.sum(axis=1, dtype=_sum_dtype(grad), keepdims=True).astype(grad.dtype)
 
 
 def _sum_dtype(array: NativeArray) -> np.dtype | str:
