@@ -71,8 +71,8 @@ def standard_spec(
         layer: attributes of the LayerSpec that override the keys.
         each_layer: (index, the layers' common spec) -> the spec of one layer, if layers differ.
         position_embedding_type: the only value that the key of this name may have in the family.
-        choices: attributes of the EncoderSpec that override the keys; also num_layers, and the layers' hidden_size.
-            With longest_text there is no position table.
+        choices: attributes of the EncoderSpec that override the keys; also num_layers. With longest_text there is no
+            position table.
 
     Raises:
         ValueError: for a wrong key of the config; the message names it and what was expected.
@@ -84,9 +84,8 @@ def standard_spec(
     read = ConfigReader(config, DEFAULTS | defaults, keys)
     read.require(position_embedding_type=position_embedding_type)
     read.require(is_decoder=False, add_cross_attention=False)
-    hidden_size = choices.pop("hidden_size", None) or read.size("hidden_size")
+    hidden_size, vocab_size = read.size("hidden_size"), read.size("vocab_size")
     num_layers = choices.pop("num_layers", None) or read.size("num_hidden_layers", most=MOST_LAYERS)
-    vocab_size = choices.pop("vocab_size", None) or read.size("vocab_size")
     common = _layer_spec(read, hidden_size, layer)
     values = {
         "vocab_size": vocab_size,
@@ -106,15 +105,13 @@ def standard_spec(
 
 
 def _layer_spec(read: "ConfigReader", hidden_size: int, layer: Mapping[str, Any]) -> LayerSpec:
-    values = {"hidden_size": hidden_size} | layer
-    width = values["hidden_size"]
-    heads = values.get("num_heads") or read.size("num_attention_heads")
+    values = {"hidden_size": hidden_size, "num_heads": read.size("num_attention_heads")} | layer
+    width, heads = values["hidden_size"], values["num_heads"]
     if values.get("head_dim") is None and width % heads:
         key, of = read.name("hidden_size"), read.name("num_attention_heads")
         raise ValueError(f"config: {key} is {width}, expected a multiple of {of} {heads}")
     if heads % (groups := values.get("num_key_value_heads") or heads):
         raise ValueError(f"config: num_attention_heads is {heads}, expected a multiple of num_key_value_heads {groups}")
-    values["num_heads"] = heads
     readers = {
         "intermediate_size": lambda: read.size("intermediate_size"),
         "activation": lambda: read.activation("hidden_act"),
