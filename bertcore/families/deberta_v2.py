@@ -76,7 +76,6 @@ class ConvolutedLayer(EncoderLayer):
         self.convolution = Convolution(names, spec) if index == 0 and spec.details.convolution else None
 
     def __call__(self, run: Pass, hidden: Tensor, context: DisentangledContext) -> Tensor:
-        """Map (tokens, hidden) to (tokens, hidden)."""
         encoded = super().__call__(run, hidden, context)
         if self.convolution is None:
             return encoded

@@ -76,7 +76,6 @@ class TrigramEmbeddings(Embeddings):
         self.dropout = spec.embedding_dropout
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
-        """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.is_trigram:
             words = functional.take_neighbours(run, words, cu_seqlens=inputs.cu_seqlens, distances=(1, 0, -1))

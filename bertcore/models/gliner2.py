@@ -286,7 +286,6 @@ class _Group:
 
 
 def _groups(marks: np.ndarray, start: int) -> list[_Group]:
-    """Return the groups of a text."""
     found, at = [], start
     for mark, same in groupby(marks.tolist()):
         first, at = at, at + len(list(same))

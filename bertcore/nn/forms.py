@@ -258,7 +258,6 @@ class Forms:
         return np.asarray(array, dtype)
 
     def _prepared(self, backend: str, array: np.ndarray, scales: Scales | None = None) -> kernels.PreparedWeight:
-        """Return the weight for a backend."""
         if not self.is_low or backend == "cupy":
             return kernels.prepare_weight(kernels.to_backend(self._as_array(array, scales), backend), backend=backend)
         if scales is not None and (self.dtype != np.int8 or is_grouped(scales.rows) != self.is_grouped):

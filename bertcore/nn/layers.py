@@ -15,14 +15,9 @@ from bertcore.tape import Tensor, Variable
 class Linear(Block):
     """activation(input @ weight.T + bias) + residual.
 
-    Args:
-        names: the checkpoint's names of the map, without ".weight" and ".bias"; several names make one joined map with
-            concatenated outputs.
-        in_features, out_features: widths; out_features is the width of one name.
-        activation: None, or a name that `kernels.linear` knows.
-        bias: whether the map has a bias.
-        is_transposed: whether the checkpoint stores the weight as (in_features, out_features).
-        layout: the checkpoint's layout of the weight, if it is neither of these.
+    `names` are the checkpoint's, without ".weight" and ".bias"; several make one joined map with concatenated outputs,
+    of width `out_features` each. With `is_transposed` the checkpoint stores the weight as (in_features, out_features);
+    `layout` is for any other form.
     """
 
     def __init__(

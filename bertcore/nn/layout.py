@@ -78,11 +78,8 @@ class Layout:
 class JoinedTensors:
     """The checkpoint's tensors that one array joins along its first axis, such as query, key and value.
 
-    Args:
-        names: the tensors' names, which users see in gradients, errors and saved files; all tensors have the same
-            shape.
-        shape: the shape of one of them; by default from `layout`.
-        layout: the stored form of each, if it differs from the form of computing.
+    Users see their `names` in gradients, errors and saved files. All have the same `shape`, or the same `layout` if the
+    stored form differs from the form of computing.
     """
 
     def __init__(self, names: tuple[str, ...], shape: tuple[int, ...] | None, layout: Layout | None):
@@ -144,7 +141,6 @@ class JoinedTensors:
         return stored if self.layout is None else self.layout.to_computing(stored)
 
     def _of_rows(self, scale: np.ndarray | None) -> np.ndarray | None:
-        """Return a tensor's scales in the form of `Scales`."""
         return scale if scale is None or scale.dtype.itemsize == 2 else self._in_computing(scale)[:, 0]
 
 

@@ -118,7 +118,6 @@ class PackedBatch:
 
 @operation()
 def _padded(run: Pass, packed: Tensor, *, batch: PackedBatch) -> Tensor:
-    """Compute `PackedBatch.pad`."""
     if batch.is_full and batch.is_real.all():
         shape = packed.shape
         return packed.reshape(*batch.shape, *shape[1:]), lambda grad: (grad.reshape(shape),)
@@ -142,7 +141,6 @@ def _padded(run: Pass, packed: Tensor, *, batch: PackedBatch) -> Tensor:
 
 @operation()
 def _padded_sequences(run: Pass, packed: Tensor, *, has_tokens: np.ndarray) -> Tensor:
-    """Compute `PackedBatch.pad_sequences`."""
     xp = kernels.array_module(packed)
     rows = xp.asarray(np.flatnonzero(has_tokens))
     padded = xp.zeros((len(has_tokens), *packed.shape[1:]), packed.dtype)
@@ -152,7 +150,6 @@ def _padded_sequences(run: Pass, packed: Tensor, *, has_tokens: np.ndarray) -> T
 
 @operation()
 def _padded_attention(run: Pass, probabilities: Tensor, *, batch: PackedBatch, memory: int) -> Tensor:
-    """Compute `PackedBatch.pad_attention`."""
     xp, heads, (sequences, length) = kernels.array_module(probabilities), probabilities.shape[1], batch.shape
     is_real = 1 if batch.is_real is batch.stays else xp.asarray(batch.is_real[:, None, :, None])
 

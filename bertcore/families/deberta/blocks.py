@@ -127,7 +127,6 @@ class DisentangledEmbeddings(Embeddings):
             self.norm = LayerNorm(names["embeddings_norm"], features=spec.hidden_size, eps=spec.layer_norm_eps)
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
-        """Map an `EncoderInput` to (tokens, hidden)."""
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)
         if self.projection is None:
             embedded = self.norm(run, words, marks)

@@ -235,7 +235,6 @@ class LukeForEntitySpanClassification(AutoModelForEntitySpanClassification):
 
 
 def _entities(encoded: Encoded, model: ModelWithHeads) -> Entities:
-    """Return the entities of a call."""
     if not isinstance(encoded.inputs, WordAndEntityInput):
         raise ValueError(f"entity_ids is None, expected the entities that {type(model).__name__} needs here")
     return encoded.inputs.entities

@@ -255,7 +255,6 @@ class WordAndEntityEmbeddings(Embeddings):
         return self.entities.token_weights()
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
-        """Map an `EncoderInput` to (tokens, hidden)."""
         words, entities = super().__call__(run, inputs), getattr(inputs, "entities", None)
         if entities is None:
             return words

@@ -104,7 +104,6 @@ def _chunks(input, chunk):
 
 
 def _narrowed(grad, array):
-    """Return a gradient in the dtype of its `array`."""
     return grad.astype(array.dtype, copy=False)
 
 
