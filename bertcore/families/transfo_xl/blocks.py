@@ -147,19 +147,17 @@ class RelativeAttention(Sublayer):
         segment_scores: Tensor | None = None,
     ) -> Tensor:
         """Return relative attention, (tokens, heads * head_dim); `weight` decides its precision."""
-        key, value, positions = (self._heads(run, each) for each in keys)
-        arrays = (*(self._heads(run, query) for query in queries), key, value, segment_scores)
-        given, halves = (positions, attention_dtype(run, weight)), context.relations.halves
+        (query, for_position), (key, value, positions) = queries, keys
+        arrays = query, self._heads(run, for_position), key, value, segment_scores
+        given, halves = (self._heads(run, positions), attention_dtype(run, weight)), context.relations.halves
         if halves is None:
-            attended = self._attended(run, context, *given, *arrays)
-        else:
-            probabilities: list | None = None if run.trace.attentions is None else []
-            inner = replace(run, trace=replace(run.trace, attentions=probabilities))
-            parts = [self._attended(inner, half.context(context), *given, *half.cut(run, *arrays)) for half in halves]
-            if probabilities is not None:
-                run.trace.attentions.append(functional.concatenate(run, *probabilities))
-            attended = functional.concatenate(run, *parts)
-        return functional.reshape(run, attended, shape=(-1, self.num_heads * self.head_dim))
+            return self._attended(run, context, *given, *arrays)
+        probabilities: list | None = None if run.trace.attentions is None else []
+        inner = replace(run, trace=replace(run.trace, attentions=probabilities))
+        parts = [self._attended(inner, half.context(context), *given, *half.cut(run, *arrays)) for half in halves]
+        if probabilities is not None:
+            run.trace.attentions.append(functional.concatenate(run, *probabilities))
+        return functional.concatenate(run, *parts)
 
     def _attended(
         self, run: Pass, context: RecurrentContext, positions: Tensor, compute_dtype: str | None, *arrays: Tensor
@@ -174,11 +172,10 @@ class RelativeAttention(Sublayer):
             segment_scores=scores,
             longest=(len(relations.distance_rows) + 1) // 2,
         )
-        return functional.attention(
+        return functional.self_attention(
             run,
-            query,
-            key,
-            value,
+            *(query, key, value),
+            num_heads=self.num_heads,
             relative=relative,
             cu_seqlens=context.cu_seqlens,
             cu_seqlens_k=relations.cu_seqlens_k,

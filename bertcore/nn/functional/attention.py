@@ -10,9 +10,10 @@ from bertcore.kernels.attention import ATTENTION, AttentionArguments
 from bertcore.kernels.attention.arguments import check_window
 from bertcore.kernels.attention.positions import TERMS
 from bertcore.kernels.rotary import ROTARY
+from bertcore.nn.functional.rows import reshape
 from bertcore.nn.operation import operation
 from bertcore.passes import Pass
-from bertcore.tape import Tensor
+from bertcore.tape import Tensor, value_of
 
 
 def attention(
@@ -33,8 +34,13 @@ def attention(
         (tokens, heads, head_dim). If the pass collects attentions, the probabilities, (sequences, heads, longest,
         longest of the keys), are appended to them; they have a gradient.
     """
-    asked = with_seed(run, options)
-    return note_probabilities(run, _attention(run, query, key, value, *_terms(relative), relative=relative, **asked))
+    shapes = [value_of(each).shape for each in (query, key, value)]
+    joined = (
+        reshape(run, each, shape=(tokens, heads * size))
+        for each, (tokens, heads, size) in zip((query, key, value), shapes, strict=True)
+    )
+    options |= {"num_heads": shapes[0][1], "num_key_value_heads": shapes[1][1], "relative": relative}
+    return reshape(run, self_attention(run, *joined, **options), shape=shapes[0])
 
 
 def self_attention(
@@ -216,23 +222,6 @@ def rotary(run: Pass, joined: Tensor, *, heads: int, head_dim: int, **angles: An
 def _rotary(run, joined, *, heads, head_dim, **angles):
     kernels.rotary(_rotated_heads(joined, heads, head_dim), **angles, inplace=True, backend=run.backend)
     return joined
-
-
-@operation(has_step=True)
-def _attention(run: Pass, query, key, value, *terms, relative, **options):
-    relative = _with_terms(relative, terms)
-    outputs, backward = attend_with_pullback(run, (query, key, value), relative=relative, **options)
-
-    def pullback(*grads):
-        found = backward(*grads)
-        return *found[:3], *(found[4:] if relative is not None else ())
-
-    return outputs if len(outputs) > 1 else outputs[0], pullback
-
-
-@_attention.inference
-def _attention_forward(run, query, key, value, *terms, **options):
-    return attend(run, (query, key, value), **options)
 
 
 @operation(has_step=True)
