@@ -9,7 +9,7 @@ from bertcore.models.registry import HeadSpec, register
 from bertcore.models.spec import MOST_LAYERS, ConfigReader, standard_spec
 from bertcore.nn import functional
 from bertcore.nn.blocks import Embeddings, FeedForward, FirstToken, LayerContext, Pooler, SelfAttention
-from bertcore.nn.layers import Embedding, LayerNorm, Linear, drop
+from bertcore.nn.layers import LayerNorm, Linear, drop
 from bertcore.nn.parameter import Block, Parameter
 from bertcore.nn.spec import EncoderSpec, LayerSpec
 from bertcore.passes import Pass
@@ -64,16 +64,12 @@ class TrigramEmbeddings(Embeddings):
     can_be_deferred = False
 
     def __init__(self, names: Mapping[str, str], spec: EncoderSpec):
-        width, narrow, self.is_trigram = spec.hidden_size, spec.embedding_size, spec.details.has_trigrams
-        sizes = {"rows": spec.vocab_size, "features": narrow}
-        self.words = Embedding(names["word_embeddings"], **sizes, padding_row=spec.pad_token_id)
-        self.positions = Embedding(names["position_embeddings"], rows=spec.max_positions, features=width)
-        self.types = Embedding(names["type_embeddings"], rows=spec.type_vocab_size, features=width)
-        inputs = 3 * narrow if self.is_trigram else narrow
+        super().__init__(names, replace(spec, projects_words=True))
+        width, self.is_trigram = spec.hidden_size, spec.details.has_trigrams
+        inputs = 3 * spec.embedding_size if self.is_trigram else spec.embedding_size
         self.projection = Linear(names["embeddings_projection"], in_features=inputs, out_features=width)
         self.is_projected = inputs != width or self.is_trigram
         self.norm = spec.layers[0].norm(names["embeddings_norm"], features=width, eps=DEFAULT_EPS)
-        self.dropout = spec.embedding_dropout
 
     def __call__(self, run: Pass, inputs: Any) -> Tensor:
         words, marks = self.words(run, inputs.input_ids), self.marks(run, inputs)

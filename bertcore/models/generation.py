@@ -129,8 +129,11 @@ def _check_family(model: ModelWithHeads) -> None:
     start = f"models of type {model.family.model_type!r} cannot generate"
     if not all(layer.is_causal for layer in model.spec.layers):
         raise TypeError(f"{start}: their tokens attend to later ones")
-    turns = any(layer.rotary is not None for layer in model.spec.layers)  # cached keys are not rotated
-    if model.family.adapter is not Adapter or turns:
+    is_plain = all(
+        layer.rotary is None and layer.window is None and layer.key_value_size == layer.attention_size
+        for layer in model.spec.layers
+    )
+    if model.family.adapter is not Adapter or not is_plain:
         raise TypeError(f"{start}: their layers cannot cache keys and values of single tokens")
 
 

@@ -243,7 +243,6 @@ class SelfAttention(Sublayer):
         layer, options = self.spec, {"num_heads": self.spec.num_heads, "scale": self.spec.scale}
         options["compute_dtype"] = attention_dtype(run, self.projections[0].weight)
         if run.cache is not None:
-            self._check_cached(run, context)
             return run.cache.attend(run, self.index, *projected, **options)
         if layer.rotary is not None:
             projected = self._rotated(run, projected, context)
@@ -273,23 +272,6 @@ class SelfAttention(Sublayer):
                 left -= some[-1]
             parts += functional.split_columns(run, array, widths=some)
         return tuple(parts)
-
-    def _check_cached(self, run: Pass, context: LayerContext) -> None:
-        """Check that the layer has plain causal attention, the only kind that the cache computes."""
-        layer = self.spec
-        if not layer.is_causal:
-            raise NotImplementedError("is_causal is False, expected True for layers with cached keys and values")
-        others = {
-            "rotary": layer.rotary,
-            "window": layer.window,
-            "num_key_value_heads": layer.num_key_value_heads,
-            "relative": context.relative,
-            "key_mask": context.key_mask,
-            "attentions": run.trace.attentions,
-        }
-        found = [name for name, value in others.items() if value is not None]
-        if found:
-            raise NotImplementedError(f"layers with cached keys and values do not support {', '.join(found)}")
 
     def _rotated(self, run: Pass, projected: list[Any], context: LayerContext) -> list[Any]:
         """Return `projected` with queries and keys rotated by their position."""

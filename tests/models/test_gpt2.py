@@ -1,7 +1,5 @@
 """GPT-2 with every head, and its generation."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.kernels.linear import LINEAR
 from bertcore.models import generation
-from bertcore.nn.rotary import RotarySpec
 from bertcore.passes import Pass
 from tests import cuda_emulator
 from tests.models.family_parity import check, random_batch, random_model
@@ -233,22 +230,6 @@ WITHOUT_GENERATION = [
 @pytest.mark.parametrize(("config", "message"), WITHOUT_GENERATION)
 def test_families_that_cannot_generate(config, message):
     refuses(TypeError, f"models of type {message}", AutoModelForCausalLM.from_config(config).generate, [[3, 4]])
-
-
-KEPT = "layers with cached keys and values"
-
-
-@pytest.mark.parametrize(("attribute", "value", "message"), [
-    ("rotary", RotarySpec(12, 100.0), f"{KEPT} do not support rotary$"),
-    ("window", (4, 0), f"{KEPT} do not support window$"),
-    ("num_key_value_heads", 1, f"{KEPT} do not support num_key_value_heads$"),
-    ("is_causal", False, f"is_causal is False, expected True for {KEPT}"),
-])  # fmt: skip
-def test_layers_that_keep_keys_are_plain(attribute, value, message):
-    model = made()
-    attention = model.encoder.layers[0].attention
-    attention.spec = dataclasses.replace(attention.spec, **{attribute: value})
-    refuses(NotImplementedError, message, model.generate, IDS, MASK, max_new_tokens=2)
 
 
 def test_more_tokens_than_the_cache_has_room_for_are_refused():
