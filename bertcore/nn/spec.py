@@ -65,12 +65,6 @@ class LayerSpec:
         checks.choice("gate", self.gate, (None, "first", "second"))
         check_parts("absent", self.absent, PARTS)
         check_parts("without_bias", self.without_bias, PARTS)
-        window = self.window
-        if window is not None:
-            if not isinstance(window, tuple) or len(window) != 2:
-                raise ValueError(f"window is {window!r}, expected two numbers of tokens, or None")
-            for tokens in window:
-                checks.integer_number("window", tokens, minimum=0)
 
     @property
     def head_size(self) -> int:
