@@ -31,20 +31,16 @@ class AlibiAdapter(Adapter):
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         hidden, context = super().begin(run, inputs, embeddings)
-        tokens, _ = value_of(hidden).shape
-        positions = self._positions(run, tokens, value_of(hidden).dtype)
-        context.relative = replace(positions, longest=inputs.longest)
-        return hidden, context
-
-    def _positions(self, run: Pass, tokens: int, dtype: Any) -> kernels.RelativePositions:
-        """Return biases for at least `tokens` tokens, so that a recorded program also fits other sequence lengths."""
+        tokens, dtype = len(value_of(hidden)), value_of(hidden).dtype
+        # For at least so many tokens, so that a recorded program also fits other sequence lengths.
         longest = 1 << max(tokens - 1, 0).bit_length()
         key = longest, dtype, run.place
         if key not in self._kept:
             made = kernels.alibi_positions(self.spec.num_heads, longest, dtype)
             rows, bias = run.to_backend(made.distance_rows), run.to_backend(made.position_bias)
             self._kept[key] = kernels.RelativePositions(rows, position_bias=bias)
-        return self._kept[key]
+        context.relative = replace(self._kept[key], longest=inputs.longest)
+        return hidden, context
 
 
 def spec(config: Mapping[str, Any], *, gate: str = "first") -> EncoderSpec:

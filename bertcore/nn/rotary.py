@@ -71,19 +71,16 @@ class RotaryTables:
         tokens = int(offsets[-1])
         if given is None and tokens <= MOST_RECORDED:
             rows = tokens
-        cos, sin = self._at_least(run, rows, spec, kind)
-        return RotaryAngles(
-            cos, sin, given if positions is None else positions, can_be_recorded=given is None and len(cos) >= tokens
-        )
-
-    def _at_least(self, run: Pass, rows: int, spec: RotarySpec, kind: str) -> tuple[Any, Any]:
         key = spec, kind, run.place
         tables = self._kept.get(key)
         if tables is None or len(tables[0]) < rows:
             rows = max(FEWEST_ROWS, 1 << max(rows - 1, 0).bit_length())
             cos, sin = _tables(spec, rows, kind)
             tables = self._kept[key] = run.to_backend(cos), run.to_backend(sin)
-        return tables
+        cos, sin = tables
+        return RotaryAngles(
+            cos, sin, given if positions is None else positions, can_be_recorded=given is None and len(cos) >= tokens
+        )
 
 
 def _angles_of_each_text(

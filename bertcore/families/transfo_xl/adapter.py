@@ -112,13 +112,18 @@ class RecurrentAdapter(Adapter):
         before = 0 if memory is None else memory.shape[0] // sequences
         xp, dtype = kernels.array_module(inputs.cu_seqlens), str(value_of(hidden).dtype)
         first, last, distance_rows = self._distances(xp, longest, before)
-        table = self._sinusoids(run, first, last, dtype)
+        key = first, last, dtype, run.place
+        table = self._tables.get(key)  # in the backend's memory
+        if table is None:
+            while len(self._tables) >= MOST_TABLES:
+                self._tables.pop(next(iter(list(self._tables))), None)
+            table = self._tables[key] = run.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
         dropped = drop(run, table, self.spec.embedding_dropout)
         relations = PassPositions(dropped, distance_rows, inputs.cu_seqlens, before_dropout=table)
         if run.is_inference:
             width = self.spec.num_layers * self.spec.layers[0].attention_size
             nbytes = len(table) * width * table.dtype.itemsize
-            relations.position_keys = self._cached_position_keys((first, last, dtype, run.place, nbytes))
+            relations.position_keys = self._cached_position_keys((*key, nbytes))
         if before:
             keys = np.arange(sequences * (before + longest)).reshape(sequences, -1)
             order = np.empty_like(keys)
@@ -129,16 +134,6 @@ class RecurrentAdapter(Adapter):
             offsets = np.arange(sequences + 1, dtype=np.int32) * (before + longest)
             relations.cu_seqlens_k = run.to_backend(offsets.astype(np.int32))
         return relations, longest, before
-
-    def _sinusoids(self, run: Pass, first: int, last: int, dtype: str) -> NativeArray:
-        """Return `sinusoids` in the active backend's memory; the most recent ones are cached."""
-        key = first, last, dtype, run.place
-        table = self._tables.get(key)
-        if table is None:
-            while len(self._tables) >= MOST_TABLES:
-                self._tables.pop(next(iter(list(self._tables))), None)
-            table = self._tables[key] = run.to_backend(sinusoids(first, last, self.spec.hidden_size, dtype))
-        return table
 
     def _distances(self, xp: ModuleType, longest: int, memory: int) -> tuple[int, int, Any]:
         """Return the lowest and the highest encoded distance, and the row of each distance, an array of `xp`."""
