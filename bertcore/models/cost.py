@@ -82,7 +82,8 @@ def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
     model = models["AutoModel"]
     spec = model.spec
     length = min(length, spec.longest_sequence or length)
-    embeddings = sum(_size(parameter) for parameter in model.parameters() if parameter.uses == {"table"})
+    known = list(model.parameters())
+    embeddings = sum(_size(parameter) for parameter in known if parameter.uses == {"table"})
     layers = model.encoder.layers
     return Figures(
         family=config["model_type"],
@@ -104,11 +105,7 @@ def figures(config: Mapping[str, Any], length: int = 128) -> Figures:
         length=length,
         weights_passed=weights_passed(model),
         flops_per_token=flops_per_token(model, length),
-        megabytes={
-            dtype: sum(_bytes(parameter, dtype) for parameter in model.parameters()) / 1e6
-            for dtype in DTYPES
-            if dtype != "float64"
-        },
+        megabytes={dtype: sum(_bytes(each, dtype) for each in known) / 1e6 for dtype in DTYPES if dtype != "float64"},
         classes=tuple(models),
     )
 
