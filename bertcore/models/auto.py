@@ -293,7 +293,10 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     for name, value in inputs.items():
         if value is None:
             continue
-        array = value if hasattr(value, "shape") else _table(name, value)
+        try:
+            array = value if hasattr(value, "shape") else np.asarray(value)
+        except ValueError as error:  # lists of different lengths
+            raise ValueError(f"{name} is ragged, expected (questions, choices, length): {error}") from error
         if array.ndim < 3:
             raise ValueError(f"{name} has shape {array.shape}, expected (questions, choices, length)")
         first = array.shape[:2] if first is None else first
@@ -303,10 +306,3 @@ def _flat_choices(inputs: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     if first is None:
         raise TypeError("input_ids is None, expected (questions, choices, length): lists or an array")
     return flat, first[1]
-
-
-def _table(name: str, values: ArrayLike) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError as error:  # lists of different lengths
-        raise ValueError(f"{name} is ragged, expected (questions, choices, length): {error}") from error

@@ -37,10 +37,6 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 LABELS = np.array([[3, 12, -100, 22, 0], [4, 5, 11, -100, -100]])
 
 
-def config_of(name):
-    return CONFIG | VARIATIONS[name]
-
-
 def model_of(config, task="CausalLM", dtype="float64", seed=0):
     """A model whose biases and norms are drawn, too."""
     model = getattr(bertcore, f"AutoModelFor{task}").from_config(config, dtype=dtype, seed=seed)
@@ -54,19 +50,15 @@ def memories_of(config, length):
     return np.random.default_rng(1).normal(size=(config["n_layer"], length, len(IDS), config["d_model"]))
 
 
-def lengths():
-    return MASK.sum(axis=1)
-
-
 @pytest.mark.parametrize("memory", [None, 3])
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_outputs(cpu_dtype, name, memory):
-    config, atol = config_of(name), {"float64": 1e-10, "float32": 2e-5}[cpu_dtype]
+    config, atol = CONFIG | VARIATIONS[name], {"float64": 1e-10, "float32": 2e-5}[cpu_dtype]
     model, parameters = model_of(config, dtype=cpu_dtype)
     mems = None if memory is None else memories_of(config, memory).astype(cpu_dtype)
     asked = {"output_hidden_states": True, "output_attentions": True}
     out = model(IDS, MASK, mems=mems, **asked)
-    for index, length in enumerate(lengths()):
+    for index, length in enumerate(MASK.sum(axis=1)):
         memories = None if mems is None else mems[:, :, index]
         states, probabilities, following = oracle.encode(IDS[index, :length], memories, parameters, config)
         for found, expected in zip(out.hidden_states, states, strict=True):
@@ -84,14 +76,14 @@ def test_outputs(cpu_dtype, name, memory):
 
 @pytest.mark.parametrize("name", VARIATIONS)
 def test_loss_and_gradients(name):
-    config = config_of(name)
+    config = CONFIG | VARIATIONS[name]
     model, parameters = model_of(config)
     mems, rng = memories_of(config, 2), np.random.default_rng(2)
 
     def true_loss(values):
         parts = [
             oracle.loss(IDS[index, :length], LABELS[index, :length], mems[:, :, index], values, config)
-            for index, length in enumerate(lengths())
+            for index, length in enumerate(MASK.sum(axis=1))
         ]
         return np.mean(np.concatenate(parts))
 
@@ -122,7 +114,7 @@ def test_segments_carry_on_as_one_text(cpu_backend):
 def test_a_checkpoint_of_old_transformers_loads(tmp_path):
     """Tied tensors under both names, shared biases under every layer's, an encoding's buffer."""
     for name in ("biases of all layers", "as published", "one width, projected"):
-        config = config_of(name)
+        config = CONFIG | VARIATIONS[name]
         model, parameters = model_of(config, dtype="float32")
         tensors = {key: array.astype(np.float32) for key, array in parameters.items()}
         for group in range(3 if config["div_val"] > 1 else 1):
@@ -152,7 +144,7 @@ def test_sequence_classification_reads_the_last_token():
     model, parameters = model_of(CONFIG, "SequenceClassification")
     with use_backend("numpy"):
         out = model(IDS, MASK, labels=[0, 1])
-    for index, length in enumerate(lengths()):
+    for index, length in enumerate(MASK.sum(axis=1)):
         last = oracle.encode(IDS[index, :length], None, parameters, CONFIG)[0][-1][-1]
         np.testing.assert_allclose(out.logits[index], parameters["score.weight"] @ last)
 

@@ -80,9 +80,17 @@ class TwoStreamAdapter(RecurrentAdapter):
         **memory: Any,
     ) -> TwoStreamInput:
         """Check and pack a call; padding is kept for perm_mask and target_mapping, which have a column per token."""
-        mask = self._attention_mask(input_ids, attention_mask, input_mask)
+        if input_mask is not None:  # the attention_mask with 0 and 1 exchanged
+            if attention_mask is not None:
+                raise ValueError("input_mask and attention_mask are both given, expected one of them")
+            mask = _numeric_array("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
+            if not np.isin(mask, (0, 1)).all():
+                expected = "expected 0 for real tokens and 1 for padding"
+                raise ValueError(f"input_mask has numbers other than 0 and 1, {expected}")
+            attention_mask = mask == 0
         keeps = keep_padding or perm_mask is not None or target_mapping is not None or self.needs_whole_batch
-        inputs = TwoStreamInput(**vars(super().pack(run, input_ids, mask, *given, keep_padding=keeps, **memory)))
+        words = super().pack(run, input_ids, attention_mask, *given, keep_padding=keeps, **memory)
+        inputs = TwoStreamInput(**vars(words))
         sequences, length = inputs.packed.shape
         if perm_mask is not None:
             visible = ~(_numeric_array("perm_mask", perm_mask, (sequences, length, length)) > 0)
@@ -90,17 +98,6 @@ class TwoStreamAdapter(RecurrentAdapter):
         if target_mapping is not None:
             inputs.target_mapping = _numeric_array("target_mapping", target_mapping, (sequences, None, length))
         return inputs
-
-    def _attention_mask(self, input_ids: ArrayLike, attention_mask: ArrayLike | None, input_mask: Any) -> Any:
-        """Return the attention_mask of a call; input_mask is the same with 0 and 1 exchanged."""
-        if input_mask is None:
-            return attention_mask
-        if attention_mask is not None:
-            raise ValueError("input_mask and attention_mask are both given, expected one of them")
-        array = _numeric_array("input_mask", input_mask, integer_batch("input_ids", input_ids).shape)
-        if not np.isin(array, (0, 1)).all():
-            raise ValueError("input_mask has numbers other than 0 and 1, expected 0 for real tokens and 1 for padding")
-        return array == 0
 
     def begin(
         self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]
