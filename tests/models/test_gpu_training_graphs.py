@@ -1,11 +1,14 @@
 """Layers under a tape as CUDA graphs: their gradients are those of passes that run operation by operation.
 
+Passes that are no graphs run operation by operation, with a warning where CUDA is why.
+
 Streams are captured, and graphs launched, by what stands for them without a driver (tests/cuda_emulator/streams.py);
 unwritten memory is NaN there.
 """
 
 import gc
 import shutil
+import warnings
 import weakref
 from contextlib import nullcontext
 from dataclasses import replace
@@ -16,7 +19,11 @@ import pytest
 
 import bertcore
 from bertcore import AutoModel, AutoModelForMaskedLM, use_backend, value_and_grad, vjp
+from bertcore.execution import graphs
+from bertcore.execution.graph_cache import Workspace
+from bertcore.execution.graphs import NotCapturedWarning
 from bertcore.lora import LoraConfig, get_peft_model
+from bertcore.nn.parameter import Block
 from bertcore.passes import autocast
 from bertcore.training.optimizers import AdamW
 from tests.models.gpu_training import BATCHES, batch_of, by_operations, check, on_host, tiny_model
@@ -146,7 +153,7 @@ def test_a_run_has_the_bits_that_it_has_operation_by_operation(gpu, monkeypatch,
 @pytest.mark.slow
 def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
     batch = batch_of(BATCHES[0])
-    for seed, graphs in ((0, 0), (None, 2), (None, 4), (None, 6), (1, 6), (None, 8)):
+    for seed, launched in ((0, 0), (None, 2), (None, 4), (None, 6), (1, 6), (None, 8)):
         if seed is not None:
             arrays = [each.forms.on_gpus.get(0) for layer in model.encoder.layers for each in layer.parameters()]
             read = [weakref.ref(array) for array in arrays if array is not None]
@@ -156,7 +163,7 @@ def test_replaced_parameters_are_captured_anew(gpu, model, monkeypatch):
             assert all(array() is not None for array in read)
         expected = by_operations(monkeypatch, lambda: value_and_grad(model)(**batch)[1])
         check(on_host(value_and_grad(model)(**batch)[1]), on_host(expected))
-        assert len(gpu.graphs) == graphs
+        assert len(gpu.graphs) == launched
         if seed is not None:
             assert not any(array() is not None for array in read)
     assert read and len(set(gpu.graphs)) == 4
@@ -252,3 +259,75 @@ def test_gradients_of_a_model_in_sixteen_bits_are_in_these(gpu):
         _, grads = value_and_grad(model)(**batch_of(BATCHES[0]))
         assert {array.dtype for array in grads.values()} == {np.dtype(np.float16)}
         assert len(gpu.graphs) == 2 * number
+
+
+# --- without graphs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_what_is_worth_no_graphs(gpu, model, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST_WORK", 1 << 16)
+    batch, empty = batch_of(BATCHES[0]), batch_of([0, 0, 0])
+    for _ in range(3):
+        _, grads = value_and_grad(model)(**batch)
+        vjp(model)(**empty)
+    with use_backend("numpy"):
+        check(on_host(grads), value_and_grad(model)(**batch)[1], 1e-4)
+    assert not gpu.graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["much of it", "more than there is"])
+def test_a_pass_that_takes_much_memory_is_not_captured(gpu, model, monkeypatch, kind):
+    batch = batch_of(BATCHES[0])
+    if kind == "much of it":
+        gpu.memory_bytes = 1 << 20
+    else:
+        monkeypatch.setattr(Workspace, "arena", lambda *_: cupy.cuda.alloc(1 << 60))
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        for _ in range(3):
+            check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert not gpu.graphs
+
+
+def test_a_pass_that_cannot_be_captured_is_computed_with_a_warning(gpu, model, monkeypatch):
+    layer, batch = model.encoder.layers[1], batch_of(BATCHES[0])
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+
+    class Waiting(Block):
+        def __init__(self):
+            self.layer = layer
+
+        def __call__(self, run, hidden, context):
+            cupy.cuda.get_current_stream().synchronize()
+            return self.layer(run, hidden, context)
+
+    model.encoder.layers[1] = Waiting()
+    value_and_grad(model)(**batch)
+    with pytest.warns(NotCapturedWarning, match="waits for the device") as warned:
+        check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert [one.filename for one in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NotCapturedWarning)
+        check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert not gpu.graphs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [1, 2])
+def test_nothing_to_train_below_a_decoder(gpu, monkeypatch, layers):
+    """DeBERTa's runs the last layer by itself: there is none below, which raises an error, or it is frozen."""
+    changes = {"position_biased_input": False, "enhanced_mask_decoder": True}
+    model, batch = tiny_model("deberta-v3-small", num_hidden_layers=layers, **changes), batch_of(BATCHES[0])
+    if layers == 2:
+        for block in (model.encoder.embeddings, model.encoder.adapter, model.encoder.layers[0]):
+            for parameter in block.parameters():
+                parameter.is_frozen = True
+    expected = by_operations(monkeypatch, lambda: on_host(value_and_grad(model)(**batch)[1]))
+    for number in range(3):
+        is_told = layers == 1 and number == 1
+        with pytest.warns(NotCapturedWarning, match="has a gradient") if is_told else nullcontext():
+            check(on_host(value_and_grad(model)(**batch)[1]), expected)
+    assert expected and not gpu.graphs
