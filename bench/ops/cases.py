@@ -16,6 +16,7 @@ backward. All other cases are memory-bound.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,62 +147,53 @@ def _softmax_cases(size: str, length: str) -> Iterator[Case]:
             yield from _pair(("softmax", name, size, length), inputs, _Cost(2 * count), _Cost(3 * count))
 
 
-# layer norm: hidden states, alone and with a residual
+# operations on rows: the norms of hidden states, the inside of the feed-forward, dropout with the residual that follows
 
 
-def _layer_norm_cases(size: str, length: str) -> Iterator[Case]:
-    width = SIZES[size].hidden
-    rows = Normal((SIZES[size].tokens(length), width))
-    count = math.prod(rows.shape)
-    for name, residual in (("plain", None), ("residual", rows)):
-        inputs = {"input": rows, "weight": Normal((width,)), "bias": Normal((width,)), "residual": residual}
-        inputs["grad_output"] = rows
-        read = count if residual is None else 2 * count
-        costs = _Cost(read + count + 2 * width), _Cost(read + 2 * count + 3 * width)
-        yield from _pair(("layer_norm", name, size, length), inputs, *costs)
+ROWS, COLUMN = "rows", "column"  # stand for random inputs of the shape of the rows, and of one number for each column
 
 
-def _rms_norm_cases(size: str, length: str) -> Iterator[Case]:
-    width = SIZES[size].hidden
-    rows = Normal((SIZES[size].tokens(length), width))
-    count = math.prod(rows.shape)
-    inputs = {"input": rows, "weight": Normal((width,)), "grad_output": rows}
-    costs = _Cost(2 * count + width), _Cost(3 * count + 2 * width)
-    yield from _pair(("rms_norm", "plain", size, length), inputs, *costs)
+class _OnRows(NamedTuple):
+    """A case of rows as wide as `width` of a Size; costs are the numbers moved for each element and each column."""
+
+    name: str
+    width: str
+    inputs: dict[str, Any]
+    forward: tuple[int, int]
+    backward: tuple[int, int]
 
 
-# affine, with its residual: MobileBERT's norms
+_NORM = {"input": ROWS, "weight": COLUMN, "bias": COLUMN}
+_DROPPED = {"input": ROWS, "residual": ROWS, "p": 0.1, "seed": 1}
+_GELU = {"input": ROWS, "bias": COLUMN}
+_ON_ROWS = {
+    "layer_norm": [
+        _OnRows("plain", "hidden", _NORM | {"residual": None}, (2, 2), (3, 3)),
+        _OnRows("residual", "hidden", _NORM | {"residual": ROWS}, (3, 2), (4, 3)),
+    ],
+    "rms_norm": [_OnRows("plain", "hidden", {"input": ROWS, "weight": COLUMN}, (2, 1), (3, 2))],
+    "affine": [_OnRows("residual", "hidden", _NORM | {"residual": ROWS}, (3, 2), (4, 3))],  # MobileBERT's norms
+    "gelu": [
+        _OnRows("erf", "intermediate", _GELU | {"approximate": "none"}, (2, 1), (3, 2)),
+        _OnRows("tanh", "intermediate", _GELU | {"approximate": "tanh"}, (2, 1), (3, 2)),
+    ],
+    "activation": [
+        _OnRows(kind, "intermediate", {"input": ROWS, "activation": kind}, (2, 0), (3, 0))
+        for kind in ("relu", "tanh", "silu")
+    ],
+    "dropout": [_OnRows("residual", "hidden", _DROPPED, (3, 0), (5, 0))],
+    "dropout_layer_norm": [_OnRows("plain", "hidden", _DROPPED | _NORM, (3, 2), (5, 3))],
+}
 
 
-def _affine_cases(size: str, length: str) -> Iterator[Case]:
-    width = SIZES[size].hidden
-    rows = Normal((SIZES[size].tokens(length), width))
-    count = math.prod(rows.shape)
-    column = Normal((width,))
-    inputs = {"input": rows, "weight": column, "bias": column, "residual": rows, "grad_output": rows}
-    costs = _Cost(3 * count + 2 * width), _Cost(4 * count + 3 * width)
-    yield from _pair(("affine", "residual", size, length), inputs, *costs)
-
-
-# gelu and activation: the inside of the feed-forward
-
-
-def _gelu_cases(size: str, length: str) -> Iterator[Case]:
-    width = SIZES[size].intermediate
-    rows = Normal((SIZES[size].tokens(length), width))
-    count = math.prod(rows.shape)
-    costs = _Cost(2 * count + width), _Cost(3 * count + 2 * width)
-    for name, approximate in (("erf", "none"), ("tanh", "tanh")):
-        inputs = {"input": rows, "bias": Normal((width,)), "approximate": approximate, "grad_output": rows}
-        yield from _pair(("gelu", name, size, length), inputs, *costs)
-
-
-def _activation_cases(size: str, length: str) -> Iterator[Case]:
-    rows = Normal((SIZES[size].tokens(length), SIZES[size].intermediate))
-    count = math.prod(rows.shape)
-    for name in ("relu", "tanh", "silu"):
-        inputs = {"input": rows, "activation": name, "grad_output": rows}
-        yield from _pair(("activation", name, size, length), inputs, _Cost(2 * count), _Cost(3 * count))
+def _cases_on_rows(op: str, size: str, length: str) -> Iterator[Case]:
+    for case in _ON_ROWS[op]:
+        width = getattr(SIZES[size], case.width)
+        made = {ROWS: Normal((SIZES[size].tokens(length), width)), COLUMN: Normal((width,))}
+        inputs = {name: made.get(it, it) if isinstance(it, str) else it for name, it in case.inputs.items()}
+        count = math.prod(made[ROWS].shape)
+        costs = (_Cost(of_rows * count + of_columns * width) for of_rows, of_columns in (case.forward, case.backward))
+        yield from _pair((op, case.name, size, length), inputs | {"grad_output": made[ROWS]}, *costs)
 
 
 def _gated_activation_cases(size: str, length: str) -> Iterator[Case]:
@@ -209,24 +201,6 @@ def _gated_activation_cases(size: str, length: str) -> Iterator[Case]:
     inputs = {"input": Normal((rows, 2 * width)), "activation": "gelu", "grad_output": Normal((rows, width))}
     costs = _Cost(3 * rows * width), _Cost(5 * rows * width)
     yield from _pair(("gated_activation", "gelu", size, length), inputs, *costs)
-
-
-# dropout, with the residual that follows it in an encoder
-
-
-def _dropout_cases(size: str, length: str) -> Iterator[Case]:
-    shape = SIZES[size].tokens(length), SIZES[size].hidden
-    inputs = {name: Normal(shape) for name in ("input", "residual", "grad_output")} | {"p": 0.1, "seed": 1}
-    costs = _Cost(3 * math.prod(shape)), _Cost(5 * math.prod(shape))
-    yield from _pair(("dropout", "residual", size, length), inputs, *costs)
-
-
-def _dropout_layer_norm_cases(size: str, length: str) -> Iterator[Case]:
-    shape = SIZES[size].tokens(length), SIZES[size].hidden
-    inputs = {name: Normal(shape) for name in ("input", "residual", "grad_output")} | {"p": 0.1, "seed": 1}
-    inputs |= {name: Normal(shape[1:]) for name in ("weight", "bias")}
-    costs = _Cost(3 * math.prod(shape) + 2 * shape[1]), _Cost(5 * math.prod(shape) + 3 * shape[1])
-    yield from _pair(("dropout_layer_norm", "plain", size, length), inputs, *costs)
 
 
 # linear: the four products of an encoder layer, with what follows them in the same pass
@@ -380,14 +354,9 @@ def _cross_entropy_cases(size: str, length: str) -> Iterator[Case]:
 
 OPS = {
     "softmax": _softmax_cases,
-    "layer_norm": _layer_norm_cases,
-    "rms_norm": _rms_norm_cases,
-    "affine": _affine_cases,
-    "gelu": _gelu_cases,
-    "activation": _activation_cases,
+    **{op: partial(_cases_on_rows, op) for op in ("layer_norm", "rms_norm", "affine", "gelu", "activation")},
     "gated_activation": _gated_activation_cases,
-    "dropout": _dropout_cases,
-    "dropout_layer_norm": _dropout_layer_norm_cases,
+    **{op: partial(_cases_on_rows, op) for op in ("dropout", "dropout_layer_norm")},
     "linear": _linear_cases,
     "attention": _attention_cases,
     "rotary": _rotary_cases,
