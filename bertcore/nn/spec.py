@@ -116,7 +116,7 @@ class EncoderSpec:
     projects_words: bool = False  # only word embeddings are projected, before the others are added (BERT Hash)
     words_as_types: bool = False  # token types are looked up in the table of words, and not added by default (GPT-2)
     padding_learns: bool = False
-    without_bias: frozenset[str] = frozenset()  # norms outside of layers ("embeddings_norm", "final_norm")
+    without_bias: frozenset[str] = frozenset()  # of the norms outside of layers ("embeddings_norm", "final_norm")
     embedding_dropout: float = 0.0  # the rate, in training
     final_dropout: float = 0.0  # of the last hidden state
     classifier_dropout: float = 0.0  # of the input of heads
