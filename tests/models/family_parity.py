@@ -58,7 +58,7 @@ def _tame(model: Any, config: Any) -> None:
 
 
 def random_batch(
-    config: Any, lengths: list[int], rng: np.random.Generator, *, padding: str = "right", token_types: bool = True
+    config: Any, lengths: list[int], rng: np.random.Generator, *, padding: str = "right"
 ) -> dict[str, np.ndarray]:
     """int64 arrays (batch, longest): input_ids, attention_mask and token_type_ids; real tokens are not the padding."""
     shape = (len(lengths), max(lengths))
@@ -69,8 +69,7 @@ def random_batch(
     words = rng.integers(0, config.vocab_size - 1, shape)
     words += words >= pad  # any word but the padding
     batch = {"input_ids": np.where(real, words, pad), "attention_mask": real.astype(np.int64)}
-    kinds = getattr(config, "type_vocab_size", 0)
-    if token_types and kinds:
+    if kinds := getattr(config, "type_vocab_size", 0):
         batch["token_type_ids"] = np.where(real, rng.integers(0, kinds, shape), 0)
     return batch
 
