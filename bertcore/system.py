@@ -60,8 +60,7 @@ def locked(folder: Path, *, shared: bool = False, wait: bool = True) -> Iterator
         if descriptor is not None:
             os.close(descriptor)  # releases the lock, as the end of the process does
             if not OPENS_FOLDERS:
-                with contextlib.suppress(OSError):  # Windows does not remove what others have open
-                    file.unlink()
+                _remove_unless_open(file)
 
 
 def _locked_file(file: Path, shared: bool, wait: bool) -> int:
@@ -90,6 +89,11 @@ def _is_at(file: Path, descriptor: int) -> bool:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except FileNotFoundError:  # removed by the process that had it locked
         return False
+
+
+def _remove_unless_open(file: Path) -> None:
+    with contextlib.suppress(OSError):  # Windows does not remove what others have open
+        file.unlink()
 
 
 def lock(descriptor: int, *, shared: bool = False, wait: bool = True) -> None:

@@ -31,7 +31,7 @@ class AlibiAdapter(Adapter):
 
     def begin(self, run: Pass, inputs: EncoderInput, embeddings: Callable[..., Tensor]) -> tuple[Tensor, LayerContext]:
         hidden, context = super().begin(run, inputs, embeddings)
-        tokens, dtype = len(value_of(hidden)), value_of(hidden).dtype
+        tokens, dtype = value_of(hidden).shape[0], value_of(hidden).dtype
         # For at least so many tokens, so that a recorded program also fits other sequence lengths.
         longest = 1 << max(tokens - 1, 0).bit_length()
         key = longest, dtype, run.place
