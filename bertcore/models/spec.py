@@ -212,8 +212,9 @@ class ConfigReader:
         """Return a list of `count` numbers of at least 0, or nulls; empty if the key is absent."""
         values = self._get(key, ())
         is_list = isinstance(values, list | tuple) and len(values) in (0, count)
-        is_right = is_list and all(value is None or _is_bounded(value, MOST) for value in values)
-        return tuple(self._check(key, values, is_right, f"{count} numbers or nulls"))
+        if not is_list or not all(value is None or _is_bounded(value, MOST) for value in values):
+            raise ValueError(f"config: {self.name(key)} is {values!r:.200}, expected {count} numbers or nulls")
+        return tuple(values)
 
     def size(self, key: str, default: int | None = None, *, most: int = MOST) -> int:
         """Return a positive integer, at most `most`."""
@@ -274,7 +275,7 @@ class ConfigReader:
     def _check(self, key: str, value: Any, is_right: bool, expected: str) -> Any:
         """Return `value`. Raises ValueError unless it `is_right`."""
         if not is_right:
-            raise ValueError(f"config: {self.name(key)} is {value!r:.200}, expected {expected}")
+            raise ValueError(f"config: {self.name(key)} is {value!r}, expected {expected}")
         return value
 
     def name(self, key: str) -> str:
