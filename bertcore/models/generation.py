@@ -344,7 +344,12 @@ class KeyValueCache:
         self._layers: dict[int, tuple[Any, Any]] = {}
 
     def begin(self, run: Pass, counts: np.ndarray) -> None:
-        """Reserve counts[s] new tokens of each sequence s, one if it has keys; each layer then calls `attend` once."""
+        """Reserve counts[s] new tokens of each sequence s; each layer then calls `attend` once.
+
+        Raises ValueError for more tokens than the capacity, or several for a sequence that already has keys.
+        """
+        if (self.lengths + counts > self._capacity).any() or (counts[self.lengths > 0] > 1).any():
+            raise ValueError(f"counts is {counts} after {self.lengths} tokens, expected 1 each up to {self._capacity}")
         self._is_first = not self.lengths.any()
         starts = np.arange(len(counts)) * self._capacity
         order = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -76,7 +76,11 @@ def standard_spec(
 
     Raises:
         ValueError: for a wrong key of the config; the message names it and what was expected.
+        TypeError: for an unknown default or choice.
     """
+    unknown = set(defaults) - set(DEFAULTS)
+    if unknown:
+        raise TypeError(f"defaults has {', '.join(sorted(unknown))}, known are {', '.join(DEFAULTS)}")
     read = ConfigReader(config, DEFAULTS | defaults, keys)
     read.require(position_embedding_type=position_embedding_type)
     read.require(is_decoder=False, add_cross_attention=False)

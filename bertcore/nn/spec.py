@@ -65,6 +65,21 @@ class LayerSpec:
         checks.choice("gate", self.gate, (None, "first", "second"))
         check_parts("absent", self.absent, PARTS)
         check_parts("without_bias", self.without_bias, PARTS)
+        self._check_heads()
+        window = self.window
+        if window is not None:
+            if not isinstance(window, tuple) or len(window) != 2:
+                raise ValueError(f"window is {window!r}, expected two numbers of tokens, or None")
+            for tokens in window:
+                checks.integer_number("window", tokens, minimum=0)
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size is {self.hidden_size}, expected a multiple of num_heads {self.num_heads}")
+        if self.num_heads % (self.num_key_value_heads or self.num_heads):
+            raise ValueError(
+                f"num_heads is {self.num_heads}, expected a multiple of num_key_value_heads {self.num_key_value_heads}"
+            )
 
     @property
     def head_size(self) -> int:

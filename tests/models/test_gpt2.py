@@ -8,6 +8,7 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.kernels.linear import LINEAR
 from bertcore.models import generation
+from bertcore.passes import Pass
 from tests import cuda_emulator
 from tests.models.family_parity import check, random_batch, random_model
 from tests.models.family_table import FAMILIES
@@ -229,6 +230,11 @@ WITHOUT_GENERATION = [
 @pytest.mark.parametrize(("config", "message"), WITHOUT_GENERATION)
 def test_families_that_cannot_generate(config, message):
     refuses(TypeError, f"models of type {message}", AutoModelForCausalLM.from_config(config).generate, [[3, 4]])
+
+
+def test_more_tokens_than_the_cache_has_room_for_are_refused():
+    cache, run = generation.KeyValueCache(2, 3), Pass.begin(None)
+    refuses(ValueError, r"counts is \[3 4\] after \[0 0\] tokens, .* up to 3", cache.begin, run, np.array([3, 4]))
 
 
 def test_old_checkpoints(tmp_path):

@@ -137,6 +137,10 @@ LAYER = LayerSpec(hidden_size=12, intermediate_size=20, num_heads=4)
     ("gate", "frist", "gate is 'frist', expected one of None, 'first', 'second'"),
     ("absent", {"atention_norm"}, "absent has atention_norm, known parts are attention_norm,"),
     ("without_bias", {"qvk", "qkv"}, "without_bias has qvk, known parts are"),
+    ("window", 5, "window is 5, expected two numbers of tokens, or None"),
+    ("window", (5, -1), "window is -1, expected an integer of at least 0"),
+    ("num_heads", 5, "hidden_size is 12, expected a multiple of num_heads 5"),
+    ("num_key_value_heads", 3, "num_heads is 4, expected a multiple of num_key_value_heads 3"),
 ])  # fmt: skip
 def test_a_layer_that_cannot_be(attribute, value, error):
     value = frozenset(value) if isinstance(value, set) else value
