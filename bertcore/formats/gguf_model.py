@@ -25,7 +25,6 @@ from bertcore.models.model import Model
 from bertcore.models.registry import Family, family_of
 from bertcore.models.spec import ConfigReader
 from bertcore.nn.spec import EncoderSpec
-from bertcore.tasks.folder import MODELS, module_entries
 
 POOLINGS = {1: "mean", 2: "cls", 3: "lasttoken"}
 RANK = 4
@@ -314,7 +313,10 @@ def _settings(config: Mapping[str, Any], pooling: int) -> dict[str, Any]:
     if pooling not in POOLINGS:
         return {}
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
-    modules = module_entries({path: f"{MODELS}.{kind}" for path, kind in kinds.items()})
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for index, (path, kind) in enumerate(kinds.items())
+    ]
     pooled = {"word_embedding_dimension": config["hidden_size"], "pooling_mode": POOLINGS[pooling]}
     return {"modules.json": modules, "1_Pooling/config.json": pooled}
 

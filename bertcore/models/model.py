@@ -41,13 +41,19 @@ class Model(NamedParameters, Generic[OutputT]):
         config: the config as published, without the storage format of the weights; its keys are also attributes.
         spec: the encoder's spec, read from the config.
         dtype: one of DTYPES.
+        newly_initialised: the names of the parameters that are not in the checkpoint (a head, the pooler).
+        training: whether dropout is applied; see `train`.
+        passes: the number of passes with dropout since the seed was set; with the same number, a pass drops the same
+            elements.
+        is_part: whether the model is part of another one, which names its parameters and saves it.
+        predicts_next_words: whether the label of a token is compared with the scores of the previous token.
     """
 
-    newly_initialised: Sequence[str] = ()  # the parameters that are not in the checkpoint (a head, the pooler)
-    training = False  # whether dropout is applied; see `train`
-    passes = 0  # with dropout since the seed was set; with the same number, a pass drops the same elements
-    is_part = False  # of another model, which names its parameters and saves it
-    predicts_next_words = False  # whether the label of a token is compared with the scores of the previous token
+    newly_initialised: Sequence[str] = ()
+    training = False
+    passes = 0
+    is_part = False
+    predicts_next_words = False
     _dropout_seed = 0
     _architecture = ""  # the ending of transformers' class names
     _has_head = True

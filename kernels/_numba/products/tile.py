@@ -5,6 +5,7 @@ after the other along the depth: an element depends neither on the tile's shape 
 the same bits alone and in any batch.
 """
 
+import functools
 import math
 
 from llvmlite import ir
@@ -47,6 +48,7 @@ PANEL_AHEAD = 16
 PACKED_STEPS = 4
 
 
+@functools.cache
 def group_rows(itemsize):
     """Return the rows of a group of a left operand: whole tiles, and whole vectors so that it can be packed."""
     return math.lcm(WEIGHT_TILE_ROWS, isa.LEVEL.vector_bytes // itemsize)
