@@ -103,7 +103,7 @@ def _products(typingctx, left, right, sums):
 def _run_chains(typingctx, left, right, sums, steps):
     """Run chains of multiply-adds from different values, so that the compiler can neither merge nor solve them.
 
-    Behind a fence, products of pairs, which are instructions of their own, are computed again for each sum.
+    A PairDot multiplies in an instruction of its own, which a fence repeats for each sum, as kernels do.
     """
     dot = dot_of(left, right, sums)
 

@@ -270,7 +270,10 @@ def output_stream(path: str, *, seekable: bool) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _naming(name: object, *, while_open: bool = False) -> Iterator[None]:
-    """Return a block in which errors name what cannot be written; `while_open`, those of writes without a file name."""
+    """Return a block in which errors name what cannot be written.
+
+    With `while_open`, only errors of writes to an open file, which carry no file name.
+    """
     try:
         yield
     except OSError as error:

@@ -24,8 +24,6 @@ from bertcore.cli.inputs import (
 from bertcore.cli.options import ABOVE_0, REQUIRED, Command, CommandError, File, Kind, Positive, Seed, opt
 from bertcore.models.architectures import class_for
 from bertcore.models.model import Model, NewlyInitialisedWarning
-from bertcore.tasks.attribution import attention_rollout, integrated_gradients
-from bertcore.tasks.pipelines import pipeline
 from bertcore.tasks.sentence_encoder import SentenceEncoder
 from bertcore.training.objectives import preview
 
@@ -61,6 +59,8 @@ class Explain(PairsCommand):
     json: bool = opt("print a JSON object for each text", False)
 
     def run(self) -> None:
+        from bertcore.tasks.pipelines import pipeline
+
         folder = model_folder(self.model)
         options = {"max_length": self.max_length, "truncation": True if self.truncation == "cut" else "error"}
         with self.inputs() as texts, self.chosen_backend():
@@ -71,6 +71,8 @@ class Explain(PairsCommand):
                 print(lines if self.json or not number else f"\n{lines}")
 
     def explained(self, classifier: Any, text: Any) -> dict[str, Any]:
+        from bertcore.tasks.attribution import attention_rollout, integrated_gradients
+
         classes = classifier(text, top_k=None)
         if self.method == "rollout":
             found = attention_rollout(classifier, text)

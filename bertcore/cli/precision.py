@@ -9,11 +9,9 @@ from typing import Annotated
 from bertcore.arguments import INT8
 from bertcore.cli.inputs import Model, TextsCommand, model_folder, some_texts, texts_from
 from bertcore.cli.options import REQUIRED, SEVERAL, CommandError, File, opt
-from bertcore.formats.export import PRECISIONS, export_gguf, export_onnx
 from bertcore.tasks.low_precision import Comparison, compare_precision, quantize
 
 LOW = ("bfloat16", *INT8)
-FORMS = tuple(reversed(PRECISIONS))  # the usual one first
 SHOWN = 60  # characters of the worst text in the table
 ROWS = {
     "megabytes": ("size, MB", ".1f"),
@@ -113,6 +111,9 @@ class Quantize(Model):
         print(f"{target}: {after / 1e6:,.1f} MB in {self.dtype}, from {before / 1e6:,.1f} MB")
 
 
+PRECISIONS = ("q8_0", "f16", "f32")  # as bertcore.formats.export has them, which imports models
+
+
 class Export(Model):
     """Write a model for another runtime.
 
@@ -133,16 +134,22 @@ class Export(Model):
     format: Annotated[str | None, ("gguf", "onnx")] = opt(
         "the format (default: gguf for a file that ends so, else onnx)"
     )
-    precision: Annotated[str | None, FORMS] = opt("of a GGUF file's weights, as llama.cpp spells it (default: q8_0)")
+    precision: Annotated[str | None, PRECISIONS] = opt(
+        "of a GGUF file's weights, as llama.cpp spells it (default: q8_0)"
+    )
 
     def run(self) -> None:
         target = Path(self.target)
         if (self.format or ("gguf" if target.suffix == ".gguf" else "onnx")) == "gguf":
-            export_gguf(model_folder(self.model), target, self.precision or "q8_0")
+            from bertcore.formats.export import export_gguf
+
+            export_gguf(model_folder(self.model), target, self.precision or PRECISIONS[0])
             written = [target]
         else:
             if self.precision is not None:
                 raise CommandError("--precision and --format onnx are both given, expected one: ONNX has float32")
+            from bertcore.formats.export import export_onnx
+
             export_onnx(model_folder(self.model), target)
             written = [file for file in target.rglob("*") if file.is_file()]
         print(f"{target}: {sum(file.stat().st_size for file in written) / 1e6:,.1f} MB")

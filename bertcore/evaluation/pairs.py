@@ -44,6 +44,7 @@ class EmbeddingSimilarityEvaluator(Evaluator):
         main_similarity: the similarity whose Spearman correlation is the primary metric.
         similarity_fn_names: "cosine", "dot", "euclidean", "manhattan"; by default the main one, or the encoder's own.
         precision: compare normalised embeddings in this precision of `encode`.
+        options: see `Evaluator`.
 
     Raises ValueError for lists of different lengths and unknown names.
     """
@@ -98,6 +99,7 @@ class TripletEvaluator(Evaluator):
         main_similarity_function: the similarity of the primary metric.
         margin: how much closer the positive must be: a number, or a mapping with one per similarity.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
+        options: see `Evaluator`.
     """
 
     table = "triplet_evaluation{}_results.csv"
@@ -151,6 +153,7 @@ class BinaryClassificationEvaluator(Evaluator):
         sentences1, sentences2: the pairs.
         labels: 1 for similar pairs, 0 for others.
         similarity_fn_names: as for `EmbeddingSimilarityEvaluator`.
+        options: see `Evaluator`.
     """
 
     table = "binary_classification_evaluation{}_results.csv"
@@ -199,6 +202,7 @@ class MSEEvaluator(Evaluator):
         source_sentences: the texts that the teacher embeds, once.
         target_sentences: the texts that the student embeds: the same ones, or their translations.
         teacher_model: the teacher, an encoder.
+        options: see `Evaluator`.
     """
 
     def __init__(
@@ -233,6 +237,7 @@ class MSEEvaluatorFromDataFrame(MSEEvaluator):
             left out.
         teacher_model: the teacher, an encoder.
         combinations: pairs of languages (source, target): the teacher embeds the sources, the student the targets.
+        options: see `Evaluator`.
     """
 
     table = "mse_evaluation{}_results.csv"
@@ -266,6 +271,7 @@ class TranslationEvaluator(Evaluator):
     Args:
         source_sentences, target_sentences: texts and their translations.
         print_wrong_matches: print the sources whose nearest target is another text.
+        options: see `Evaluator`.
     """
 
     table = "translation_evaluation{}_results.csv"
@@ -302,6 +308,7 @@ class LabelAccuracyEvaluator(Evaluator):
         dataloader: batches of examples with the attributes texts and label (sentence-transformers' InputExample).
         name: see `Evaluator`.
         softmax_model: the objective.
+        options: see `Evaluator`.
     """
 
     table = "accuracy_evaluation{}_results.csv"

@@ -36,6 +36,7 @@ class InformationRetrievalEvaluator(Evaluator):
         score_functions: name -> function of two sets of embeddings, like `similarity`; by default the encoder's own.
         main_score_function: the name of the function whose ndcg is the primary metric; by default the best.
         query_prompt, query_prompt_name, corpus_prompt, corpus_prompt_name: as for `encode`.
+        options: see `Evaluator`.
     """
 
     table = "Information-Retrieval_evaluation{}_results.csv"
@@ -160,6 +161,7 @@ class RerankingEvaluator(Evaluator):
         at_k: the number of documents that mrr and ndcg consider.
         similarity_fct: the score of two sets of embeddings; by default the cosine, or a `MultiVectorEncoder`'s own
             similarity. A `CrossEncoder` computes its own scores.
+        options: see `Evaluator`.
     """
 
     methods = ("encode", "encode_query", "predict")
@@ -224,6 +226,7 @@ class ParaphraseMiningEvaluator(Evaluator):
         duplicates_dict: id -> ids with the same meaning (or id -> whether the meaning is the same).
         add_transitive_closure: add pairs that are connected by other pairs.
         query_chunk_size, corpus_chunk_size, max_pairs, top_k: as for `paraphrase_mining`.
+        options: see `Evaluator`.
     """
 
     table = "paraphrase_mining_evaluation{}_results.csv"

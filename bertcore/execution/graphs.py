@@ -215,7 +215,7 @@ def _capture(
         state, context = layers(replace(run, tape=tape, seeds=drawn), first, inputs.with_capacity(integers, bounds))
         if type(state) is not Variable or state is first:
             raise NotCaptured("nothing that its layers read has a gradient")
-        # They live as long as the graphs: what these read, the seeds, and the owners of the gradients.
+        # Objects that live as long as the graphs: the arrays that they read, the seeds, the owners of the gradients.
         kept = SimpleNamespace(has_hidden=has_gradient, seeds=drawn, read=(context, read), parameters=())
 
         def backward(gradient: NativeArray) -> tuple[Any, ...]:

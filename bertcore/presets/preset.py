@@ -19,7 +19,8 @@ class PublishedResult(NamedTuple):
 class GlueResults(NamedTuple):
     """Results of a model fine-tuned for one task at a time (https://gluebenchmark.com)."""
 
-    mnli_m: PublishedResult | None = None  # accuracy on matched MNLI, the development set unless the source says it
+    # accuracy on matched MNLI, of the development set unless the source says otherwise
+    mnli_m: PublishedResult | None = None
     glue_dev: PublishedResult | None = None  # the development sets' mean in the eight tasks of GLUE (all but WNLI)
 
 

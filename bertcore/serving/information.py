@@ -172,8 +172,8 @@ async def _openai_models(body: dict[str, Any], models: list[ServedModel], settin
 
 
 MANY = rq.record(object=rq.TEXT, data=rq.many(ONE))
-openai_models = rq.Endpoint(_openai_models, _named, rq.record(), MANY, {})
-openai_model = rq.Endpoint(_openai_models, _named, rq.record(), ONE, {})
+openai_models = rq.Endpoint(_openai_models, choose=_named, body=rq.record(), result=MANY, example={})
+openai_model = rq.Endpoint(_openai_models, choose=_named, body=rq.record(), result=ONE, example={})
 
 
 MOST_TOKENS = 128  # of a text for /attention, whose answer grows with their square

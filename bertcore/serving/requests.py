@@ -68,7 +68,7 @@ class Endpoint:
     """A request with an object as its body, declared once for checks, errors and /openapi.json.
 
     `answer` takes (body, model, settings), the body with every field, and returns a value for JSON; `choose` takes
-    the server's models and the name in the request, and returns the model.
+    the server's models and the name in the request, and returns the model, or the models, for `answer`.
     """
 
     answer: Callable[[dict[str, Any], Any, Any], Awaitable[Any]]

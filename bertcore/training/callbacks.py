@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from bertcore.arguments import Described, check_count, check_number
 from bertcore.checkpoint.files import naming, temporary_beside
@@ -246,32 +246,36 @@ class LossPlot(TrainerCallback):
             replace(new, file)
 
 
-Writer = tuple[Callable[..., object], Callable[[], object]]
+class Writer(NamedTuple):
+    """Functions of an open report: write a line of the log, and end the report until it is opened again."""
+
+    write: Callable[..., object]
+    close: Callable[[], object]
 
 
 class Report(TrainerCallback):
     """Base class of reports by another package: open during a run, and for each line of the log outside of one."""
 
-    _open: Writer | None = None
+    _writer: Writer | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._open = self.opened(args)
+        self._writer = self.opened(args)
 
     def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
         logs = dict(event["logs"])
-        write, close = self._open or self.opened(args)
+        writer = self._writer or self.opened(args)
         try:
-            write(logs, step=logs.pop("step"))
+            writer.write(logs, step=logs.pop("step"))
         finally:
-            if self._open is None:
-                close()
+            if self._writer is None:
+                writer.close()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **event: Any):
-        self._open[1]()
-        self._open = None
+        self._writer.close()
+        self._writer = None
 
     def opened(self, args: TrainingArguments) -> Writer:
-        """Return functions that write a line of the log, and end the report until this object continues it."""
+        """Open the report, or continue the earlier one of this object."""
         raise NotImplementedError
 
 
@@ -287,7 +291,7 @@ class TensorBoard(Report):
             for name, value in logs.items():
                 writer.add_scalar(name, value, step)
 
-        return write, writer.close
+        return Writer(write, writer.close)
 
 
 class WeightsAndBiases(Report):
@@ -301,7 +305,7 @@ class WeightsAndBiases(Report):
         how = {"name": args.run_name, "config": _settings(args), "id": self._id, "resume": "allow"}
         run = wandb.init(dir=str(args.output_dir), **how)
         self._id = run.id
-        return run.log, run.finish
+        return Writer(run.log, run.finish)
 
 
 class MLflow(Report):
@@ -316,7 +320,7 @@ class MLflow(Report):
         if self._id is None:
             mlflow.log_params(_settings(args))
         self._id = run.info.run_id
-        return mlflow.log_metrics, mlflow.end_run
+        return Writer(mlflow.log_metrics, mlflow.end_run)
 
 
 def _settings(args: TrainingArguments) -> dict[str, Any]:

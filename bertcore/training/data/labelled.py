@@ -115,7 +115,10 @@ class LabelledTexts:
                 yield {name: rows[index] for name, rows in batch.items()} | {"label": label}
 
     def inputs(self, records: Rows) -> Iterator[tuple[dict[str, str], Any]]:
-        """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label."""
+        """Yield the texts of each record, {"text"} or {"text", "text_pair"} as pipelines take them, and its label.
+
+        Raises as `examples` does.
+        """
         columns = {"text": self.text} | ({} if self.text_pair is None else {"text_pair": self.text_pair})
         for number, record in enumerate(records):
             texts = {name: _text(record, number, column) for name, column in columns.items()}

@@ -188,8 +188,10 @@ class MultipleNegativesRankingLoss(_Lists):
     wrong ones, as are some documents of the batch's other examples.
 
     Args:
+        model: as for `CrossEncoderObjective`.
         num_negatives: how many of the latter, drawn at random; None for all.
         scale: the factor on scores.
+        more: likewise.
     """
 
     has_labels = False
@@ -237,6 +239,7 @@ class PListMLELoss(_Lists):
     """The negative log-probability of the right order, position by position: the mean over lists (Lan et al. 2014).
 
     Args:
+        model, more: as for `CrossEncoderObjective`.
         lambda_weight: the function from the number of documents to the weights of positions, which are scaled to a sum
             of 1; None for 1 each (Xia et al. 2008).
         respect_input_order: whether documents come in the right order; otherwise their labels give the order.
@@ -307,6 +310,7 @@ class LambdaLoss(_Lists):
     "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
     Args:
+        model, more: as for `CrossEncoderObjective`.
         weighting_scheme: the weight of a pair: "NDCGLoss2PPScheme", "NDCGLoss2Scheme", "LambdaRankScheme",
             "NDCGLoss1Scheme", which takes all pairs, or "NoWeightingScheme".
         k: pairs without a document among the k best scores are left out; all count by default.
@@ -376,6 +380,7 @@ class ADRMSELoss(_Lists):
     with equal labels share the mean of their ranks (Schlatt et al. 2024, arXiv:2405.07920).
 
     Args:
+        model, more: as for `CrossEncoderObjective`.
         alpha: the factor on differences: smooth ranks approach true ones as it grows.
     """
 

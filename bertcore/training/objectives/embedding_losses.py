@@ -60,6 +60,7 @@ class ContrastiveLoss(EmbeddingObjective):
     The loss of a pair is (label * distance^2 + (1 - label) * max(0, margin - distance)^2) / 2.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         distance_metric: "cosine" (1 - cosine), "euclidean" or "manhattan", or a member of `SiameseDistanceMetric`.
         margin: in units of the distance.
         size_average: whether the loss is the mean over pairs rather than the sum.
@@ -147,6 +148,7 @@ class DistillKLDivLoss(WithTemperatures, EmbeddingObjective):
     softmax(dot products / student_temperature)). Labels are (examples, columns - 1). Source: arXiv:2010.11386.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         temperature: of both distributions.
         student_temperature, teacher_temperature: of one distribution; by default `temperature`.
     """
@@ -169,6 +171,7 @@ class GISTEmbedLoss(EmbeddingObjective):
     Labels are the guide's embeddings, (examples, columns, dim); the collator computes them.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         guide: a `SentenceEncoder`; it reads the texts themselves.
         temperature: the divisor of cosines.
         margin_strategy: a candidate is left out if the guide's cosine for it is above c - margin ("absolute") or
@@ -257,6 +260,7 @@ class SoftmaxLoss(EmbeddingObjective):
     Labels are classes, (examples,). Source: arXiv:1908.10084.
 
     Args:
+        model: as for `EmbeddingObjective`.
         embedding_dimension: the length of an embedding, which the model has, too.
         num_labels: the number of classes.
         concatenation_sent_rep: whether the classifier reads both embeddings.

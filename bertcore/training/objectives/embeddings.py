@@ -259,8 +259,10 @@ class MultipleNegativesRankingLoss(EmbeddingObjective):
     et al. 2018, arXiv:1807.03748).
 
     Args:
+        model: as for `EmbeddingObjective`.
         scale: the factor on similarities: 1 / temperature.
         similarity_fct: `util.cos_sim` or `util.dot_score`, or its name.
+        more: as for `EmbeddingObjective`.
     """
 
     columns = (2, None)

@@ -37,6 +37,7 @@ class CoSENTLoss(Pairs):
     batch, without a mean.
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         scale: the factor on cosines.
     """
 
@@ -69,6 +70,7 @@ class TripletLoss(EmbeddingObjective):
     arXiv:1503.03832; Reimers and Gurevych 2019, section 3).
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         distance_metric: "euclidean", "cosine" (1 - cosine) or "manhattan", or a member of `TripletDistanceMetric`.
         triplet_margin: in units of the distance.
     """
@@ -104,6 +106,7 @@ class _BatchTriplets(EmbeddingObjective):
     of the first and the third + margin). (Hermans et al. 2017, arXiv:1703.07737; Schroff et al. 2015, arXiv:1503.03832)
 
     Args:
+        model, more: as for `EmbeddingObjective`.
         distance_metric: "euclidean" or "cosine" (1 - cosine), or a member of `BatchHardTripletLossDistanceFunction`.
         margin: in units of the distance.
     """

@@ -113,7 +113,10 @@ def token_weights(run: Pass, weight: Array, *, rows: list[np.ndarray]) -> Tensor
 
 @operation()
 def splade_vectors(run: Pass, logits: Array, *, cu_seqlens: np.ndarray, strategy: str, activation: str) -> Tensor:
-    """Return each text's "max" or "sum" of log(1 + relu(logits)): (texts, vocabulary) from (tokens, vocabulary)."""
+    """Return each text's "max" or "sum" of log(1 + relu(logits)): (texts, vocabulary) from (tokens, vocabulary).
+
+    There must be a text.
+    """
     xp, width, places = kernels.array_module(logits), logits.shape[1], []
     for first, last in itertools.pairwise(cu_seqlens.tolist()):
         if strategy == "max" and first < last:
@@ -286,6 +289,7 @@ class FlopsLoss(EmbeddingObjective):
     """The sum of squares of the mean vector, which is small for sparse vectors (Paria et al. 2020, arXiv:2004.05665).
 
     Args:
+        model: as for `EmbeddingObjective`.
         threshold: vectors with at most this many entries count as zero (arXiv:2504.14839); by default all count.
     """
 

@@ -226,7 +226,7 @@ class PairDot(_PackedDot):
 
     def add(self, builder, left, right, total):
         name = {512: "avx512.pmaddw.d.512", 256: "avx2.pmadd.wd", 128: "sse2.pmadd.wd"}[_BITS]
-        return _in_order(builder, builder.add(total, call_llvm(builder, f"llvm.x86.{name}", self.words, [left, right])))
+        return _fenced(builder, builder.add(total, call_llvm(builder, f"llvm.x86.{name}", self.words, [left, right])))
 
 
 class Int16Dot(PairDot):
@@ -243,7 +243,7 @@ class Int16Dot(PairDot):
         return builder.ashr(builder.shl(pairs, byte) if part == 0 else pairs, byte)
 
 
-def _in_order(builder, total):
+def _fenced(builder, total):
     """Return the vector behind a fence: LLVM would reorder the sums and need more registers than there are."""
     floats = ir.VectorType(ir.FloatType(), total.type.count)
     fenced = call_llvm(builder, f"llvm.arithmetic.fence.v{floats.count}f32", floats, [builder.bitcast(total, floats)])

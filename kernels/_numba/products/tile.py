@@ -34,11 +34,11 @@ INT = ir.IntType(64)
 # The vector registers hold the sums of a weight's largest tile, a row of its panel and a broadcast; 16 registers also a
 # product of pairs (PairDot). Tiles of 4 rows and 3 vectors would spill them: int8 takes 1.5 times as long.
 WEIGHT_TILE_ROWS, WEIGHT_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (6, 2)
-# Tiles of products of columns: a power of two of them, which share a cache line.
+# In `product_of_columns` and Muon, the rows of a tile are a power of two, which do not cross a cache line.
 COLUMN_TILE_ROWS, COLUMN_PANEL_VECTORS = (8, 3) if isa.LEVEL.registers >= 32 else (4, 3)
 
-# Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows, more help none. A
-# row of a panel is three lines with AVX-512, one with AVX2.
+# Cache lines that a fetching tile prefetches per step of the depth: enough of the panel for 16 rows; more do not help.
+# A row of a panel is three lines with AVX-512, one with AVX2.
 FETCHED_LINES = 2 if isa.LEVEL.vector_bytes == CACHE_LINE else 1
 # Steps of the depth that a fetching tile prefetches its own panel ahead, into the first-level cache, with AVX-512: 1 to
 # 8 % less time.

@@ -118,7 +118,7 @@ def emit_fma(builder, vec, a, b, c):
 
 def in_order(builder, value):
     """Return the vector behind a fence: LLVM would load or compute all at once, in too many registers."""
-    constraint = "=w,0" if isa.IS_ARM else "=x,0"
+    constraint = "=w,0" if isa.IS_ARM else "=v,0" if isa.LEVEL.registers >= 32 else "=x,0"
     barrier = ir.InlineAsm(ir.FunctionType(value.type, [value.type]), "", constraint, side_effect=True)
     return builder.call(barrier, [value])
 
