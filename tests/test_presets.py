@@ -81,6 +81,11 @@ def test_a_preset_has_the_published_number_of_parameters(name):
     assert AutoModel(preset_config(name)).num_parameters() == (PARAMETERS | BY_HAND)[name]
 
 
+def test_sizes_of_jina_bert():
+    model = AutoModel(preset_config("jina-embeddings-v2-base-en"))
+    assert (model.num_parameters(), model.spec.longest_sequence) == (137_368_320, 8192)
+
+
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_transformers_knows_every_key_and_makes_the_same_model(name):

@@ -62,6 +62,8 @@ def attacks(folder: Path) -> dict[str, bytes]:
         "NEWOBJ_EX": b"\x80\x04" + name("collections", "OrderedDict") + b")}\x92.",
         "state that sets a class": b"\x80\x02" + by_state + b".",
         "EXT1": b"\x80\x02\x82\x01)R.",
+        "EXT2": b"\x80\x02\x83\x01\x00)R.",
+        "EXT4": b"\x80\x02\x84\x01\x00\x00\x00)R.",
         "PERSID": b"\x80\x02Pos.system\n.",
         "NEXT_BUFFER": b"\x80\x05\x97.",
         "READONLY_BUFFER": b"\x80\x05\x97\x98.",

@@ -1,9 +1,11 @@
 """The measured cost of passes, each model in a process of its own."""
 
+import numpy as np
 import pytest
 
 from bertcore.models import cost
 from tests.tiny_bert import CONFIG
+from tests.tiny_families import runnable, tiny_config
 
 
 class FakeWorker:
@@ -65,3 +67,10 @@ def test_a_process_that_fails_is_told():
     config = CONFIG | {"num_attention_heads": 3, "vocab_size": 0}
     with pytest.raises(RuntimeError, match=r"odd cannot be measured: \w+"), cost.started_worker("odd") as worker:
         worker.ask({"config": config, "folder": None, "batch": 1, "length": 2, "backend": "numpy"})
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_every_family_passes(name, monkeypatch):
+    monkeypatch.setattr(cost, "TURN", 0)
+    passes = cost.timed_passes(tiny_config(name), None, 2, 7, "numpy")
+    assert next(passes) is False and np.isfinite(next(passes))

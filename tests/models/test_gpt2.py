@@ -1,5 +1,7 @@
 """GPT-2 with every head, and its generation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from bertcore.checkpoint import save_checkpoint
 from bertcore.kernels import _cuda
 from bertcore.kernels.linear import LINEAR
 from bertcore.models import generation
+from bertcore.nn.rotary import RotarySpec
 from bertcore.passes import Pass
 from tests import cuda_emulator
 from tests.models.family_parity import check, random_batch, random_model
@@ -230,6 +233,19 @@ WITHOUT_GENERATION = [
 @pytest.mark.parametrize(("config", "message"), WITHOUT_GENERATION)
 def test_families_that_cannot_generate(config, message):
     refuses(TypeError, f"models of type {message}", AutoModelForCausalLM.from_config(config).generate, [[3, 4]])
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"rotary": RotarySpec(12, 100.0)}, "layers cannot cache keys and values of single tokens"),
+    ({"window": (4, 0)}, "layers cannot cache keys and values of single tokens"),
+    ({"num_key_value_heads": 1}, "layers cannot cache keys and values of single tokens"),
+    ({"is_causal": False}, "tokens attend to later ones"),
+])  # fmt: skip
+def test_layers_that_generate_are_plain(change, message):
+    model = made()
+    first, *others = model.spec.layers
+    model.spec = replace(model.spec, layers=(replace(first, **change), *others))
+    refuses(TypeError, f"models of type 'gpt2' cannot generate: their {message}$", model.generate, [[3, 4]])
 
 
 def test_more_tokens_than_the_cache_has_room_for_are_refused():

@@ -139,6 +139,11 @@ def test_unknown_dtype_lists_those_known():
     refuses(ValueError, "dtype is 'int3', expected one of 'float32', 'flo", AutoModel.from_config, CONFIG, dtype="int3")
 
 
+def test_a_model_without_weights_says_how_to_make_one():
+    text = r"embeddings\.\S+ has no values yet: models are made by from_pretrained\(folder\) or from_config\(config\)$"
+    refuses(RuntimeError, text, AutoModel(CONFIG), IDS)
+
+
 def test_unknown_arguments_are_named(model, masked_lm):
     refuses(TypeError, "AutoModel got an unexpected argument 'labels'", model, IDS, labels=IDS)
     refuses(TypeError, "MaskedLM got an unexpected argument 'lables'; it takes labels, too", masked_lm, IDS, lables=IDS)

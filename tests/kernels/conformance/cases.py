@@ -366,7 +366,10 @@ def attention_forms() -> Iterator[Case]:
     lengths = [1, 0, 39, 67, 0], [39, 1, 0, 100, 3]
     for head_dim in (64, 160):  # on CUDA a warp for 16 rows, and two that share them
         given = arguments("biases by distance", *lengths, heads=1, head_dim=head_dim, distances=321, rows=321)
-        yield Case(f"a row for each distance, {head_dim}", given | {"scale": head_dim**-0.5})
+        given |= {"scale": head_dim**-0.5}
+        yield Case(f"a row for each distance, {head_dim}", given)
+        some = {"window": (20, 3), "dropout_p": 0.2, "dropout_seed": 7}
+        yield Case(f"a row for each distance, {head_dim}, a window, dropout", given | some)
     given = arguments("deberta", [20, 0, 7], [70, 3, 7], head_dim=13, distances=39, rows=39)
     yield Case("more rows than a warp has threads", given)
     few = arguments("position_key", [7]) | {"distance_rows": np.array([1, 4, 0], np.uint8)}

@@ -138,6 +138,8 @@ def test_a_module_list(tmp_path, reranker):
     assert encoder.max_seq_length == 9
     assert encoder.predict(("the", "cat")) == reranker.predict(("the", "cat"))
     assert encoder.predict(np.array(["the", "cat"])) == reranker.predict(("the", "cat"))
+    write_modules(folder, {"": "x.Transformer", "1_": "x.Pooling"})
+    refuses(CheckpointError, "supported are Transformer: this is a sentence encoder$", CrossEncoder, folder)
     write_modules(folder, {"": "x.Transformer", "1_Dense": "x.Dense"})
     with pytest.raises(CheckpointError, match=r"module x\.Dense, which is not supported; supported are Transformer"):
         CrossEncoder(folder)

@@ -9,6 +9,7 @@ from bertcore import MultiVectorEncoder, SentenceEncoder, SparseEncoder, use_bac
 from bertcore.checkpoint import CheckpointError, open_checkpoint
 from bertcore.passes import Pass
 from bertcore.tasks import sparse_modules
+from bertcore.tasks.texts import TextsCutWarning
 from tests.checkpoint.test_old_names import write_pickle
 from tests.refusals import refuses
 from tests.tasks.sparse_encoder.tiny import save_tiny_splade
@@ -122,6 +123,12 @@ def test_long_texts_are_read_in_windows(encoder, merge, combined):
     few = encoder.encode([text], max_active_dims=5, **options).toarray()[0]
     best = np.sort(np.argsort(-found[0], kind="stable")[:5])
     np.testing.assert_array_equal(np.flatnonzero(few), best)
+
+
+def test_a_warning_names_the_callers_file(tmp_path):
+    with pytest.warns(TextsCutWarning, match="1 of 4 texts were cut to 40 tokens; truncation 'chunk' reads") as caught:
+        SparseEncoder(save_tiny_splade(tmp_path)).encode(TEXTS)
+    assert caught[0].filename == __file__
 
 
 def test_one_text(encoder):
